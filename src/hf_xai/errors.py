@@ -1,0 +1,33 @@
+"""The exceptions that users catch: one base class, each also a built-in exception of the right kind."""
+
+
+class HfXaiError(Exception):
+    """Base class of every error that hf_xai raises on purpose."""
+
+
+class ConfigError(HfXaiError, ValueError):
+    """A setting has a value that it can't have, or settings contradict each other."""
+
+
+class ArtifactMismatchError(HfXaiError, ValueError):
+    """A saved config or artefact does not fit the model or data that it is used with."""
+
+
+class DataError(HfXaiError, ValueError):
+    """Data, prompts or samples are missing, empty or of the wrong shape."""
+
+
+class UnsupportedModelError(HfXaiError, TypeError):
+    """The object is not one that the method can work on."""
+
+
+class AlreadyEnabledError(HfXaiError, ValueError):
+    """The method, or another that takes the same place, is already on this object."""
+
+
+class NotEnabledError(HfXaiError, RuntimeError):
+    """The method was asked about, or taken away, where it is not enabled."""
+
+
+class MissingDependencyError(HfXaiError, ImportError):
+    """An optional dependency is missing; the message carries the pip line that installs it."""
