@@ -92,9 +92,13 @@ class HyCaComparison:
             "rows": [{key: _finite_or_none(value) for key, value in asdict(row).items()} for row in self.rows],
         }
 
+    def table(self) -> list[tuple[str, ...]]:
+        """The numbers as text: a line of headings, then one line for each row."""
+        heads = ("", "full passes", "seconds", "speed-up", "GFLOPs", "FLOP speed-up", "relative error", "PSNR")
+        return [heads, *(_as_cells(row) for row in self.rows)]
+
     def __str__(self) -> str:
-        head = ("", "full passes", "seconds", "speed-up", "GFLOPs", "FLOP speed-up", "relative error", "PSNR")
-        table = [head, *(_as_cells(row) for row in self.rows)]
+        table = self.table()
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = (
             "  ".join(
@@ -347,7 +351,7 @@ def _as_cells(row: ComparisonRow) -> tuple[str, ...]:
         f"{row.full_passes} of {row.passes}",
         f"{row.seconds:.2f}",
         f"{row.speedup:.2f}x",
-        "-" if row.flops is None else f"{row.flops / 1e9:.2f}",
+        "-" if row.flops is None else f"{row.flops / 1e9:,.{1 if row.flops > 1e9 else 4}f}",
         "-" if row.flop_speedup is None else f"{row.flop_speedup:.2f}x",
         "-" if row.name == FULL else f"{row.relative_error:.4f}{spread}",
         "-" if row.name == FULL else f"{row.psnr:.1f} dB",

@@ -63,15 +63,12 @@ class DenoiserHook(ModelHook):
 
 
 class BlockHook(ModelHook):
-    """Lets a block run, or passes its inputs on; the first block notes them, the last one makes the prediction."""
+    """Lets a block run, or passes its inputs on; the first block called notes them, the last one predicts."""
 
-    def __init__(
-        self, state: HyCaState, metadata: TransformerBlockMetadata, *, is_first: bool = False, is_last: bool = False
-    ) -> None:
+    def __init__(self, state: HyCaState, metadata: TransformerBlockMetadata, *, is_last: bool) -> None:
         super().__init__()
         self.state = state
         self.metadata = metadata
-        self.is_first = is_first
         self.is_last = is_last
 
     @torch.compiler.disable(recursive=False)
@@ -80,11 +77,11 @@ class BlockHook(ModelHook):
         if current is None:
             return self.fn_ref.original_forward(*args, **kwargs)
         hidden_states = self._argument(self.metadata.hidden_states_argument_name, args, kwargs)
-        if self.is_first:
+        if current.hidden_states is None:
             self.state.enter(hidden_states)
-        if current.full or current.hidden_states is None:
+        if current.full:
             output = self.fn_ref.original_forward(*args, **kwargs)
-            if self.is_last and current.full:
+            if self.is_last:
                 self.state.leave(self._hidden_states_of(output))
             return output
         if self.is_last:
@@ -158,7 +155,7 @@ def hyca_hooks(denoiser: nn.Module, state: HyCaState) -> Iterator[None]:
     before = [frozenset(vars(module)) for module in modules]
     installed = [_register(denoiser, DenoiserHook(state, parameters), _ROOT_HOOK)]
     for number, (block, metadata) in enumerate(blocks):
-        hook = BlockHook(state, metadata, is_first=number == 0, is_last=number == len(blocks) - 1)
+        hook = BlockHook(state, metadata, is_last=number == len(blocks) - 1)
         installed.append(_register(block, hook, _BLOCK_HOOK))
     _forget_child_registries(denoiser)
     try:

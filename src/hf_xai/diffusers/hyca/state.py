@@ -88,21 +88,19 @@ class HyCaState:
         finally:
             self.current = None
 
-    def enter(self, hidden_states: Tensor) -> bool:
-        """Notes what enters the first block; True where this pass is predicted and no block runs."""
+    def enter(self, hidden_states: Tensor) -> None:
+        """Notes what enters the first block; anchors that don't fit it are dropped and the pass becomes a full one."""
         current = self._running
         current.hidden_states = hidden_states
         if not current.full and not self._fits(current.branch, hidden_states):
             current.branch.anchors.clear()
             current.full = True
-        return not current.full
 
     def leave(self, hidden_states: Tensor) -> None:
         """Takes the output of the last block of a full pass, and keeps its feature (sheet eq. 1) as an anchor."""
         current = self._running
         entered = current.hidden_states
-        if entered is None:
-            return
+        assert entered is not None
         wide = torch.promote_types(entered.dtype, torch.float32)
         feature = hidden_states[:, -entered.shape[1] :].to(wide) - entered.to(device=hidden_states.device, dtype=wide)
         if self.observer is not None:

@@ -1,0 +1,48 @@
+"""How the verbs print: tables for people, JSON for programs, what happens meanwhile to stderr."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from hf_xai.diffusers import HyCaComparison
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Prints ``value`` as JSON to stdout."""
+    print(_as_json(value))
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Writes ``value`` as JSON."""
+    path.write_text(_as_json(value) + "\n", encoding="utf-8")
+
+
+def print_table(table: Table) -> None:
+    """Prints a table to stdout, in full also where stdout is a pipe or file."""
+    console = Console()
+    console.print(table, width=console.width if console.is_terminal else 120)
+
+
+def note(text: str) -> None:
+    """Says on stderr what is going on."""
+    Console(stderr=True, highlight=False).print(text, style="dim", markup=False)
+
+
+def comparison_table(comparison: "HyCaComparison", title: str) -> Table:
+    """The rows of a comparison as a table for people."""
+    heads, *rows = comparison.table()
+    table = Table(title=title, title_justify="left")
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number else "left")
+    for cells in rows:
+        table.add_row(*cells)
+    return table
+
+
+def _as_json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
