@@ -42,7 +42,7 @@ bench: setup ## run one benchmark: make bench NAME=hyca [ARGS=--quick]
 	$(BIN)/python benchmarks/$(NAME).py $(ARGS)
 
 docs: setup ## build the documentation into site/
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 wheel-check: setup ## build the wheel and try it in an empty environment
 	@sh .ci/wheel_check.sh

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_xai.distributed import map_dataset
@@ -141,12 +142,13 @@ def test_half_written_and_damaged_shards_are_computed_again(tmp_path: Path) -> N
     run = {"dataset": list(range(4)), "batch_size": 1, "resume_dir": tmp_path}
     expected = map_dataset(square, **run)
     whole = (tmp_path / "batch-00001.safetensors").read_bytes()
+    save_file(square([0, 0]), tmp_path / "batch-00000.safetensors")  # whole, with a row too many
     (tmp_path / "batch-00001.safetensors").write_bytes(whole[:-1])
     (tmp_path / "batch-00002.safetensors").write_bytes(b"")
     (tmp_path / "batch-00003.safetensors").rename(tmp_path / "batch-00003.tmp")
     seen: list[list[int]] = []
     found = map_dataset(recorded(seen), **run)
-    assert seen == [[1], [2], [3]]
+    assert seen == [[0], [1], [2], [3]]
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert not list(tmp_path.glob("*.tmp"))
 

@@ -120,7 +120,7 @@ def running_hub() -> Iterator[HubServer]:
 
 
 def run_with_hub(
-    server: HubServer, script: str, *args: str, token: str | None = TOKEN, timeout: float = 120
+    server: HubServer, script: str, *args: str, token: str | None = TOKEN, timeout: float = 240
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python source in a fresh process whose Hub is ``server``, with an empty cache of its own.
 

@@ -64,14 +64,15 @@ def test_calibrated_card_holds_the_figures_of_its_probe() -> None:
         assert words in card.text
 
 
-def test_probe_without_shift_or_hub_id_has_a_card_without_holes() -> None:
-    probe = {**PROBE, "shift": None, "base_model": None, "prompts": 1}
+def test_probe_without_shift_size_or_hub_id_has_a_card_without_holes() -> None:
+    probe = {**PROBE, "shift": None, "base_model": None, "width": None, "height": None, "prompts": 1}
     text = CachingConfig(probe=probe).generate_model_card().text
     assert "`FlowMatchEulerDiscreteScheduler`, 1 prompt, seed 7" in text
     assert "# HyCa config for FluxTransformer2DModel" in text
+    assert "50 steps of `FluxPipeline` in 12.3 s" in text
 
 
-@pytest.mark.parametrize("key", sorted(set(PROBE) - {"shift", "base_model"}))
+@pytest.mark.parametrize("key", sorted(set(PROBE) - {"shift", "base_model", "width"}))
 def test_probe_that_lacks_a_figure_has_no_card(key: str) -> None:
     probe = {**PROBE, key: None}
     with pytest.raises(ConfigError, match=rf"'hyca' needs a field that has no value: .*'{key}'"):

@@ -173,9 +173,12 @@ def test_replaced_or_changed_field_is_what_is_saved(tmp_path: Path) -> None:
     assert (saved(tmp_path)["interval"], saved(tmp_path)["name"]) == (7, "later")
 
 
-def test_list_of_channels_takes_one_line(tmp_path: Path) -> None:
+def test_every_setting_has_a_line_of_its_own_and_a_long_list_only_one(tmp_path: Path) -> None:
     PlainConfig(**FULL).save_pretrained(tmp_path)
-    assert len((tmp_path / "config.json").read_text().splitlines()) < 20
+    lines = (tmp_path / "config.json").read_text().splitlines()
+    settings = [line.split('"')[1] for line in lines if line.startswith('  "')]
+    assert settings == list(PlainConfig().to_dict())
+    assert len(lines) < 20
 
 
 def test_subclass_without_a_type_is_refused() -> None:

@@ -209,7 +209,7 @@ def main() -> None:
     with accelerator.main_process_first():
         classifier = kept_classifier(images, labels, args.work_dir, seed=args.classifier_seed, device=device)
     seconds = time.perf_counter() - started
-    pipe = FluxPipeline.from_pretrained(args.pipeline, torch_dtype=torch.float32).to(device)
+    pipe = FluxPipeline.from_pretrained(args.pipeline, dtype=torch.float32).to(device)
     drawings = evaluate(pipe, classifier, accelerator, images=args.images, steps=args.steps, seed=args.seed)
     if accelerator.is_main_process:
         pixels = to_pixels(test_images)

@@ -48,7 +48,9 @@ IMAGE_SIZE = 32
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-dir", type=Path, help="Folder of the four IDX .gz files; the Hub's data set otherwise.")
+    parser.add_argument(
+        "--data-dir", type=Path, help="Folder of the four IDX .gz files; the Hub's data set otherwise."
+    )
     parser.add_argument("--work-dir", type=Path, required=True, help="Checkpoints, latents and logs of this run.")
     parser.add_argument("--output-dir", type=Path, required=True, help="Where the pipeline is written, in fp16.")
     parser.add_argument("--seed", type=int, default=0)
@@ -103,7 +105,9 @@ def build_tokenizers() -> tuple[CLIPTokenizer, T5Tokenizer]:
     merges = list(dict.fromkeys(merge for word in words for merge in spell(word.lower())))
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     pieces = [*letters, *(letter + "</w>" for letter in letters), *(left + right for left, right in merges)]
-    clip_vocab = {piece: index for index, piece in enumerate([*dict.fromkeys(pieces), "<|startoftext|>", "<|endoftext|>"])}
+    clip_vocab = {
+        piece: index for index, piece in enumerate([*dict.fromkeys(pieces), "<|startoftext|>", "<|endoftext|>"])
+    }
     characters = ["▁", *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,-'!?/&"]
     t5_vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     t5_vocab += [("▁" + word, -1.0) for word in words] + [(character, -8.0) for character in characters]
@@ -207,23 +211,25 @@ def step_generator(seed: int, step: int) -> torch.Generator:
 
 
 def train_vae(accelerator: Accelerator, images: Tensor, args: argparse.Namespace) -> AutoencoderKL:
-    """L1 + squared error + a small KL term, ``--vae-steps`` steps; sets the scaling and shift of the latents."""
+    """L1 + squared error + a small KL term, ``--vae-steps`` steps; sets the scaling and shift of the latents.
+
+    The autoencoder is not handed to ``accelerator.prepare``, which would put it into the checkpoints of the flow too.
+    """
     folder = args.work_dir / "vae"
     if folder.exists():
         return AutoencoderKL.from_pretrained(folder).to(accelerator.device)
-    vae = build_vae()
+    vae = build_vae().to(accelerator.device)
     optimizer = torch.optim.AdamW(vae.parameters(), lr=2e-3, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=args.vae_steps)
-    model, optimizer = accelerator.prepare(vae, optimizer)
     progress = tqdm(range(args.vae_steps), desc="vae", disable=not accelerator.is_main_process)
     for step in progress:
         generator = step_generator(args.seed, step)
         rows = torch.randint(len(images), (args.batch_size,), generator=generator)
         pixels = to_pixels(own_share(accelerator, images[rows])).to(accelerator.device)
-        posterior = accelerator.unwrap_model(model).encode(pixels).latent_dist
+        posterior = vae.encode(pixels).latent_dist
         noise = own_share(accelerator, torch.randn(args.batch_size, *posterior.mean.shape[1:], generator=generator))
         latents = posterior.mean + posterior.std * noise.to(accelerator.device)
-        error = accelerator.unwrap_model(model).decode(latents).sample - pixels
+        error = vae.decode(latents).sample - pixels
         loss = error.abs().mean() + error.square().mean() + 2e-3 * posterior.kl().mean() / latents[0].numel()
         accelerator.backward(loss)
         if accelerator.num_processes > 1:
@@ -233,7 +239,6 @@ def train_vae(accelerator: Accelerator, images: Tensor, args: argparse.Namespace
         schedule.step()
         optimizer.zero_grad()
         progress.set_postfix(loss=f"{loss.item():.4f}", mse=f"{error.square().mean().item():.5f}")
-    vae = accelerator.unwrap_model(model)
     latents = encode(vae, images[:8192])
     vae.register_to_config(scaling_factor=1 / latents.std().item(), shift_factor=latents.mean().item())
     if accelerator.is_main_process:
@@ -288,7 +293,7 @@ def learning_rate_at(step: int, args: argparse.Namespace) -> float:
 def train_flow(
     accelerator: Accelerator, latents: Tensor, labels: Tensor, args: argparse.Namespace
 ) -> tuple[TextToVelocity, list[dict[str, float]]]:
-    """Rectified flow (predicts noise - data) on the packed latents; returns the averaged weights and the loss curve."""
+    """Rectified flow (predicts noise - data) on packed latents; returns the averaged weights and the loss curve."""
     clip_tokenizer, t5_tokenizer = build_tokenizers()
     model = TextToVelocity(clip_tokenizer, t5_tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
@@ -372,9 +377,17 @@ def save_pipeline(model: TextToVelocity, vae: AutoencoderKL, curve: list[dict], 
         transformer=model.transformer,
     )
     pipeline.to(dtype=torch.float16).save_pretrained(args.output_dir)
+    for encoder in ("text_encoder", "text_encoder_2"):
+        load_in_float32(args.output_dir / encoder / "config.json")
     settings = {key: value for key, value in vars(args).items() if not isinstance(value, Path) and key != "data_dir"}
     log = {"settings": settings, "versions": {"torch": torch.__version__}, "loss": curve}
     (args.output_dir / "training_log.json").write_text(json.dumps(log, indent=1) + "\n")
+
+
+def load_in_float32(config: Path) -> None:
+    """Makes float32 the default of a text encoder, as diffusers does for its models whatever dtype the file has."""
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    config.write_text(json.dumps(settings | {"dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -7,9 +7,7 @@ try:
     import sklearn as _sklearn  # noqa: F401
     import torch as _torch  # noqa: F401
 except ImportError as error:
-    raise MissingDependencyError(
-        f"hf_xai.diffusers needs {error.name}: pip install 'hf-xai[diffusers]'"
-    ) from error
+    raise MissingDependencyError(f"hf_xai.diffusers needs {error.name}: pip install 'hf-xai[diffusers]'") from error
 
 from hf_xai.diffusers.hyca import (
     HyCaComparison,

@@ -1,4 +1,4 @@
-"""The one place where classes of diffusers are touched: our methods on its pipelines, our configs in its cache switch."""
+"""The one place where diffusers' classes are touched: methods on its pipelines, configs in its cache switch."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""HyCa on two processes, in one start of the launcher: same skipped steps, same pictures, same calibration as on one."""
+"""HyCa on two processes, in one start of the launcher: steps, pictures and calibration are those of one process."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The planted mixture of channels: half of them smooth waves, half a constant with white noise on it (sheet 7A)."""
+"""The planted mixture of channels: half of them smooth waves, half a constant with white noise on it."""
 
 import math
 

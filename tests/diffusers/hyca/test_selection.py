@@ -1,4 +1,4 @@
-"""Oracle 9 and the planted mixture (sheet 7A): the hybrid beats every single solver where channels differ."""
+"""Oracle 9 and the planted mixture: the hybrid beats every single solver where channels differ."""
 
 import pytest
 import torch

@@ -28,7 +28,7 @@ def predict(solver: str, times: list[float], time: float, function) -> float:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_weights_one_step_ahead_are_those_of_the_sheet(solver: str) -> None:
+def test_weights_one_step_ahead_are_the_published_ones(solver: str) -> None:
     assert anchor_weights(solver, [7, 6, 5], 8) == pytest.approx(ONE_STEP_AHEAD[solver], abs=1e-12)
 
 

@@ -118,7 +118,7 @@ def find_denoisers(pipe: Any) -> dict[str, nn.Module]:
     denoisers = {name: module for name, module in found.items() if isinstance(module, nn.Module)}
     if not denoisers:
         raise UnsupportedModelError(
-            f"{type(pipe).__name__} has no attribute 'transformer'; HyCa works on diffusion transformers, not on U-Nets."
+            f"{type(pipe).__name__} has no attribute 'transformer'; HyCa works on diffusion transformers, not U-Nets."
         )
     return denoisers
 

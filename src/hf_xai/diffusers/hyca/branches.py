@@ -1,4 +1,4 @@
-"""Keeps the branches of a sampling run apart and decides which pass is full (HyCa; sheet sections 3.7 and 5.3).
+"""Keeps the branches of a sampling run apart and tells which step a call belongs to (HyCa).
 
 A branch is one kind of call in a step, such as the conditional and the unconditional one of true CFG. It is known by
 the pipeline's cache context where there is one, else by the order of calls in a step, and it carries a fingerprint of

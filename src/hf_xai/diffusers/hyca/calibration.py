@@ -23,6 +23,7 @@ from hf_xai.diffusers.hyca.selection import assign_solvers, replay_plan, solver_
 from hf_xai.distributed import map_dataset
 from hf_xai.errors import ConfigError, DataError, UnsupportedModelError
 from hf_xai.hub import config_fingerprint, weights_fingerprint
+from hf_xai.metrics import relative_error
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -48,7 +49,7 @@ def calibrate_hyca(
 
     Args:
         pipe: A diffusers pipeline with one transformer; HyCa must not be enabled on it.
-        prompt: One prompt or several, one probe run each; None where ``call_kwargs`` holds all that the pipeline needs.
+        prompt: One prompt or several, one probe run each; None where ``call_kwargs`` holds all that is needed.
         num_inference_steps: Steps of the probe runs, at least 4; take those that you will sample with.
         config: Schedule, pool, number of clusters and criterion; defaults of :class:`HyCaConfig` otherwise.
         seed: Seed of the probes' noise (probe ``i`` uses ``seed + i``), of the tokens looked at and of k-means.
@@ -126,7 +127,7 @@ def _checked_schedule(config: HyCaConfig, num_inference_steps: int) -> tuple[int
     if config.selection != "next_step" and not any(replay_plan(num_inference_steps, full, first_gap=first_gap)):
         raise ConfigError(
             f"Nothing to choose solvers for: with num_inference_steps={num_inference_steps} the steps that are not "
-            f"full ({num_inference_steps - len(full)}) all follow the warm-up directly, where first_gap_solver is used."
+            f"full ({num_inference_steps - len(full)}) all follow the warm-up, where first_gap_solver is used."
         )
     return full
 
@@ -156,7 +157,7 @@ def _probe_statistics(
     pipe: Any, call: dict[str, Any], config: HyCaConfig, full: tuple[int, ...], seed: int
 ) -> dict[str, Tensor]:
     """Descriptors ``(channels, 6)`` and costs ``(solvers, channels)`` of one probe, over its branches."""
-    recordings, _ = record_run(pipe, _seeded(call), max_tokens=MAX_TOKENS, seed=seed)
+    recordings = record_run(pipe, _seeded(call), max_tokens=MAX_TOKENS, seed=seed)
     complete = [recording for recording in recordings.values() if len(recording.features) >= MIN_STEPS]
     descriptors = [channel_descriptors(recording.features[:MAX_STEPS]) for recording in complete]
     return {
@@ -185,18 +186,14 @@ def _stacked(probes: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _rollout(pipe: Any, config: HyCaConfig, calls: list[dict[str, Any]]) -> HyCaConfig:
-    """Coordinate descent over clusters on the true error of the final latent (ours; sheet 3.6)."""
+    """Coordinate descent over clusters on the true error of the final latent (ours)."""
     exact = [final_latent(pipe, _seeded(call)) for call in calls]
-    if any(latent is None for latent in exact):
-        raise UnsupportedModelError(f"selection='rollout' needs a latent, which {type(pipe).__name__} doesn't return.")
 
     def error(assignment: tuple[str, ...]) -> float:
         with hyca_enabled(pipe, replace(config, assignment=assignment)):
             latents = [final_latent(pipe, _seeded(call)) for call in calls]
-        return sum(
-            ((found - true).float().square().sum() / true.float().square().sum()).item()  # type: ignore[operator, union-attr]
-            for found, true in zip(latents, exact, strict=True)
-        )
+        pairs = zip(latents, exact, strict=True)
+        return sum(relative_error(found, true).mean().item() for found, true in pairs)
 
     best = tuple(config.assignment or ())
     known = {best: error(best)}

@@ -1,4 +1,4 @@
-"""What tells one transformer call from another: its timestep and cheap fingerprints of its conditioning and latents."""
+"""What tells one transformer call from another: timestep, and cheap fingerprints of conditioning and latents."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from diffusers.image_processor import VaeImageProcessor
+from huggingface_hub.utils import tqdm
 from PIL.Image import Image
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
-from tqdm.auto import tqdm
 
 from hf_xai.attachment import is_attached
 from hf_xai.diffusers.hyca.adapter import find_denoisers, hyca_enabled, hyca_summary

@@ -1,4 +1,4 @@
-"""Describes how each channel moves over the first steps and groups like channels (HyCa, arXiv 2510.04188; sheet 3.5)."""
+"""Describes how channels move over the first steps and groups like ones (HyCa, arXiv 2510.04188)."""
 
 import numpy as np
 import torch

@@ -173,7 +173,7 @@ def _register(module: nn.Module, hook: ModelHook, name: str) -> Any:
     return module.forward
 
 
-def _unregister(module: nn.Module, name: str, installed: Any, keys_before: frozenset[str]) -> None:
+def _unregister(module: Any, name: str, installed: Any, keys_before: frozenset[str]) -> None:
     """Removes one hook and what diffusers leaves behind, without breaking hooks that were put around it since.
 
     diffusers' own removal forgets a later hook that replaces forward, and overwrites a forward that accelerate has

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hf_xai.diffusers.hyca.adapter import hyca_recording
 from hf_xai.diffusers.hyca.state import Observation
+from hf_xai.errors import UnsupportedModelError
 
 
 @dataclass(frozen=True)
@@ -66,27 +67,24 @@ class Recorder:
         }
 
 
-def record_run(
-    pipe: Any, call: dict[str, Any], *, max_tokens: int, seed: int
-) -> tuple[dict[tuple[str, str], Recording], Tensor | None]:
-    """Runs the pipeline once in full and records it.
-
-    Returns:
-        The recordings by (transformer, branch), and the final latent where the pipeline can return it.
-    """
+def record_run(pipe: Any, call: dict[str, Any], *, max_tokens: int, seed: int) -> dict[tuple[str, str], Recording]:
+    """Runs the pipeline once in full and returns its recordings by (transformer, branch)."""
     recorder = Recorder(max_tokens=max_tokens, seed=seed)
     with hyca_recording(pipe, recorder):
-        latent = final_latent(pipe, call)
-    return recorder.recordings, latent
+        pipe(**(call | ({"output_type": "latent"} if "output_type" in call_parameters(pipe) else {})))
+    return recorder.recordings
 
 
-def final_latent(pipe: Any, call: dict[str, Any]) -> Tensor | None:
-    """Calls the pipeline and returns its latent; None where it has no ``output_type``."""
-    if "output_type" not in call_parameters(pipe):
-        pipe(**call)
-        return None
+def final_latent(pipe: Any, call: dict[str, Any]) -> Tensor:
+    """Calls the pipeline and returns its latent.
+
+    Raises:
+        UnsupportedModelError: If the pipeline returns something else.
+    """
     output = pipe(**(call | {"output_type": "latent", "return_dict": False}))[0]
-    return output if isinstance(output, Tensor) else None
+    if not isinstance(output, Tensor):
+        raise UnsupportedModelError(f"{type(pipe).__name__} returns {type(output).__name__} and no latent tensor.")
+    return output
 
 
 def call_parameters(pipe: Any) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Which steps run all blocks (full steps) and which are predicted (HyCa, arXiv 2510.04188; sheet section 3.3)."""
+"""Which steps run all blocks (full steps) and which are predicted (HyCa, arXiv 2510.04188)."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ def full_steps(
     final_full_steps: int = 0,
     mask: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """All full steps of a run, in order; without final steps and mask their number is eq. (3) of the sheet.
+    """All full steps of a run, in order; without final steps and mask their number is :func:`num_full_steps`.
 
     Args:
         num_inference_steps: Steps of the sampler, T.
@@ -53,7 +53,7 @@ def full_steps(
 
 
 def num_full_steps(num_inference_steps: int, *, interval: int, warmup_steps: int) -> int:
-    """Number of full steps without final ones: $w + floor((T - w) / N)$ (sheet eq. 3), at most T."""
+    """Number of full steps without final ones: $w + floor((T - w) / N)$, at most T (from the paper's FLOPs)."""
     if num_inference_steps <= warmup_steps:
         return num_inference_steps
     return warmup_steps + (num_inference_steps - warmup_steps) // interval

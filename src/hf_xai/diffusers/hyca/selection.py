@@ -1,4 +1,4 @@
-"""Prices every solver on every channel of a recorded run, and assigns the best one to each cluster (sheet 3.6)."""
+"""Prices every solver on every channel of a recorded run, and assigns the best one to each cluster (HyCa)."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-r"""The solver pool of HyCa as weights of the three newest anchors (arXiv 2510.04188, section 3; sheet forms).
+r"""The solver pool of HyCa as weights of the three newest anchors (arXiv 2510.04188, section 3).
 
 Every solver writes the predicted feature as $\hat F = F_0 + \tau\,(\alpha v_0 + \beta v_1)$ with the slopes
 $v_0 = (F_0 - F_1) / h_0$ and $v_1 = (F_1 - F_2) / h_1$; $F_0, F_1, F_2$ are the features of the newest full steps,
@@ -21,7 +21,7 @@ _CONSTANT_SLOPES: dict[str, tuple[float, float]] = {
 }
 SOLVERS: tuple[str, ...] = (*_CONSTANT_SLOPES, "tf2", "newton2")
 """All solvers. ``rk2``, ``ab2``, ``tf1``, ``bdf2`` and ``am`` are the paper's families (their formulas come to us at
-second hand); ``hold`` (reuse, FORA), ``tf2`` (TaylorSeer of order 2) and ``newton2`` (exact on quadratics) are ours."""
+second hand); ``hold`` (reuse, FORA), ``tf2`` (TaylorSeer, order 2) and ``newton2`` (exact on quadratics) are ours."""
 
 DEFAULT_POOL: tuple[str, ...] = tuple(_CONSTANT_SLOPES)
 """The pool that calibration chooses from unless told otherwise (the paper's five and ``hold``)."""
@@ -51,7 +51,7 @@ def num_anchors(solver: str) -> int:
 
 
 def anchor_weights(solver: str, times: Sequence[float], time: float) -> tuple[float, ...]:
-    r"""Weights of the anchors, newest first, in the prediction at ``time`` (sheet eq. 4); they sum to 1.
+    r"""Weights of the anchors, newest first, in the prediction at ``time``; they sum to 1.
 
     $$W_0 = 1 + \tau\alpha/h_0,\quad W_1 = \tau(-\alpha/h_0 + \beta/h_1),\quad W_2 = -\tau\beta/h_1$$
 
@@ -75,7 +75,7 @@ def anchor_weights(solver: str, times: Sequence[float], time: float) -> tuple[fl
 
 
 def combine_anchors(anchors: Sequence[Tensor], weights: Sequence[Sequence[float]], labels: Tensor | None) -> Tensor:
-    r"""The hybrid prediction $\hat F_d = \sum_k W_k[d]\, F_{k,d}$ (sheet eq. 4), one solver per cluster of channels.
+    r"""The hybrid prediction $\hat F_d = \sum_k W_k[d]\, F_{k,d}$, one solver per cluster of channels.
 
     Args:
         anchors: Features of the anchors, newest first, each ``(batch, tokens, channels)``.

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,7 +97,7 @@ class HyCaState:
             current.full = True
 
     def leave(self, hidden_states: Tensor) -> None:
-        """Takes the output of the last block of a full pass, and keeps its feature (sheet eq. 1) as an anchor."""
+        """Takes the output of the last block of a full pass; what the blocks added becomes an anchor."""
         current = self._running
         entered = current.hidden_states
         assert entered is not None
@@ -110,7 +110,7 @@ class HyCaState:
         self._push(current, feature.to(self._cache_dtype(entered)))
 
     def predict(self, hidden_states: Tensor) -> Tensor:
-        """The output of the last block in a skipped pass: what entered plus the predicted feature (sheet eq. 4).
+        """The output of the last block in a skipped pass: what entered plus the predicted feature.
 
         Args:
             hidden_states: What reached the last block, ``(batch, tokens, channels)``; only tokens in front of those

@@ -1,0 +1,3 @@
+from tests.distributed.launcher import launch
+
+__all__ = ["launch"]
