@@ -17,6 +17,10 @@ class DataError(HfXaiError, ValueError):
     """Data, prompts or samples are missing, empty or of the wrong shape."""
 
 
+class HubError(HfXaiError, OSError):
+    """The Hub can't be reached, or answers with an error that is not the caller's."""
+
+
 class UnsupportedModelError(HfXaiError, TypeError):
     """The object is not one that the method can work on."""
 

@@ -21,6 +21,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pytest
 import yaml
 
 USER, TOKEN = "tester", "hf_for_tests_only"
@@ -117,6 +118,13 @@ def running_hub() -> Iterator[HubServer]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@pytest.fixture
+def hub_server() -> Iterator[HubServer]:
+    """A Hub of its own for one test; ``tests/conftest.py`` offers it everywhere."""
+    with running_hub() as server:
+        yield server
 
 
 def run_with_hub(

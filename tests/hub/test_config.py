@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hf_xai
-from hf_xai.errors import ArtifactMismatchError, ConfigError, HfXaiError
+from hf_xai.errors import ArtifactMismatchError, ConfigError, HubError
 from hf_xai.hub import HubConfig
 from tests.hub.configs import PlainConfig
 
@@ -124,7 +124,7 @@ def test_absent_path_that_is_no_repository_id_is_a_clear_error() -> None:
 
 
 def test_empty_cache_without_network_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(HfXaiError, match=r"config\.json from 'someone/config'.*cache has no copy"):
+    with pytest.raises(HubError, match=r"config\.json from 'someone/config'.*cache has no copy"):
         PlainConfig.from_pretrained("someone/config", cache_dir=tmp_path, local_files_only=True)
 
 

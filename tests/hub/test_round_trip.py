@@ -180,5 +180,5 @@ def test_hub_that_does_not_answer_is_one_sentence(hub_server: HubServer) -> None
     hub_server.server_close()
     said = run(hub_server, EXPECT_ERROR, "PlainConfig().push_to_hub('tester/new')")
     assert said == (
-        f"HfXaiError Can't push PlainConfig to 'tester/new': the Hub can't be reached at {hub_server.endpoint}."
+        f"HubError Can't push PlainConfig to 'tester/new': the Hub can't be reached at {hub_server.endpoint}."
     )

@@ -182,7 +182,7 @@ def count_named(predicted: Sequence[int], labels: Sequence[int]) -> dict[str, An
         "images": len(hits),
         "named_as_prompted": sum(hits),
         "accuracy": sum(hits) / len(hits),
-        "interval": [interval.low, interval.high],
+        "interval": [float(interval.low), float(interval.high)],
         "per_class": per_class,
     }
 

@@ -144,7 +144,7 @@ class HubConfig(ModelHubMixin, library_name="hf-xai"):
         Raises:
             ConfigError: If the folder, repository, revision or file is absent or not readable, or a setting is wrong.
             ArtifactMismatchError: If the file is not a config of this class.
-            HfXaiError: If the Hub can't be reached and the cache has no copy.
+            HubError: If the Hub can't be reached and the cache has no copy.
         """
         _check_keys(cls, changes)
         path = fetch_file(
@@ -177,7 +177,7 @@ class HubConfig(ModelHubMixin, library_name="hf-xai"):
 
         Raises:
             ConfigError: If the token is missing or refused, or the repository can't be written.
-            HfXaiError: If the Hub can't be reached.
+            HubError: If the Hub can't be reached.
         """
         with hub_errors(f"Can't push {type(self).__name__} to {repo_id!r}"):
             if "/" not in repo_id:  # the card tells others what to load, so it needs the full id

@@ -8,7 +8,7 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub import errors as hub
 
-from hf_xai.errors import ConfigError, HfXaiError
+from hf_xai.errors import ConfigError, HubError
 
 
 def fetch_file(
@@ -25,7 +25,7 @@ def fetch_file(
 
     Raises:
         ConfigError: If there is no such folder, repository, revision or file, or the token gives no access.
-        HfXaiError: If the Hub can't be reached, or is in trouble, and the cache has no copy.
+        HubError: If the Hub can't be reached, or is in trouble, and the cache has no copy.
     """
     folder = Path(folder_or_repo)
     if folder.is_dir():
@@ -71,13 +71,13 @@ def hub_errors(failure: str) -> Iterator[None]:
         raise ConfigError(f"{failure}: no token; log in with `hf auth login`, or pass token=.") from None
     except (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled) as error:
         reason = "the Hub can't be reached, or may not be asked, and the cache has no copy"
-        raise HfXaiError(f"{failure}: {reason}.") from error
+        raise HubError(f"{failure}: {reason}.") from error
     except hub.HfHubHTTPError as error:
         if error.response.status_code in (401, 403):
             raise ConfigError(f"{failure}: no token, or one that the Hub refuses. {_answer(error)}") from None
-        raise HfXaiError(f"{failure}: the Hub answered with an error. {_answer(error)}") from error
+        raise HubError(f"{failure}: the Hub answered with an error. {_answer(error)}") from error
     except hub.HTTPError as error:  # of the HTTP library: connection refused, time-out, proxy
-        raise HfXaiError(f"{failure}: the Hub can't be reached at {huggingface_hub.constants.ENDPOINT}.") from error
+        raise HubError(f"{failure}: the Hub can't be reached at {huggingface_hub.constants.ENDPOINT}.") from error
 
 
 def write_text(path: Path, text: str) -> None:

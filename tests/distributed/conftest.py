@@ -1,3 +1,0 @@
-from tests.distributed.launcher import launch
-
-__all__ = ["launch"]
