@@ -7,9 +7,7 @@ from typer import Exit, Option, Typer, TyperException
 from typer.core import TyperGroup
 
 from hf_xai import __version__
-from hf_xai.cli import hyca
-from hf_xai.cli.demo import demo
-from hf_xai.cli.env import env
+from hf_xai.cli import demo, env, hyca
 from hf_xai.errors import HfXaiError
 
 
@@ -66,9 +64,9 @@ def _root(
     pass
 
 
-app.command()(demo)
+app.command()(demo.demo)
 app.add_typer(hyca.app, name="hyca")
-app.command()(env)
+app.command()(env.env)
 
 
 def main() -> None:

@@ -150,8 +150,8 @@ def _tables(description: dict[str, Any]) -> list[Table]:
         clusters.add_row(str(cluster["cluster"]), channels, cluster["solver"])
     tables = [overview, clusters]
     if description["criterion"]:
-        title = f"Costs under the criterion {config['selection']}, lower is better"
-        costs = Table("solver", "cost", title=title, title_justify="left")
+        overview.add_row("solvers", f"of lowest cost under the criterion {config['selection']}")
+        costs = Table("solver", "cost", title="Costs", title_justify="left")
         for solver, cost in sorted(description["criterion"].items(), key=lambda entry: entry[1]):
             costs.add_row(solver, f"{cost:.4g}")
         tables.append(costs)

@@ -1,15 +1,19 @@
 """How the verbs print: tables for people, JSON for programs, what happens meanwhile to stderr."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
     from hf_xai.diffusers import HyCaComparison
+
+WIDTH_IN_FILES = 120
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -24,19 +28,18 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def print_table(table: Table) -> None:
     """Prints a table to stdout, in full also where stdout is a pipe or file."""
-    console = Console()
-    console.print(table, width=console.width if console.is_terminal else 120)
+    Console(width=None if sys.stdout.isatty() else WIDTH_IN_FILES).print(table)
 
 
 def note(text: str) -> None:
     """Says on stderr what is going on."""
-    Console(stderr=True, highlight=False).print(text, style="dim", markup=False)
+    Console(stderr=True, highlight=False).print(text, style="dim", markup=False, soft_wrap=True)
 
 
 def comparison_table(comparison: "HyCaComparison", title: str) -> Table:
     """The rows of a comparison as a table for people."""
     heads, *rows = comparison.table()
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for number, head in enumerate(heads):
         table.add_column(head, justify="right" if number else "left")
     for cells in rows:
