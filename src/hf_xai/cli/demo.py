@@ -128,14 +128,8 @@ def _calibrated(pipe: Any, steps: int, arguments: dict[str, Any]) -> dict[str, "
             warmup_steps=WARMUP_STEPS,
             final_full_steps=FINAL_FULL_STEPS,
         )
-        configs[f"HyCa, {len(_full_steps(config, steps))} full"] = config
+        configs[f"HyCa, {len(config.full_steps(steps))} full"] = config
     return configs
-
-
-def _full_steps(config: "HyCaConfig", steps: int) -> tuple[int, ...]:
-    from hf_xai.diffusers import hyca_full_steps
-
-    return hyca_full_steps(steps, final_full_steps=config.final_full_steps, **config.schedule)
 
 
 def _channels_per_solver(config: "HyCaConfig") -> dict[str, int]:
@@ -179,7 +173,7 @@ def _page(comparison: "HyCaComparison", configs: Mapping[str, "HyCaConfig"], res
 
     steps = comparison.num_inference_steps
     budgets = [_Budget(comparison.rows[0].name, tuple(range(steps)), {})]
-    budgets += [_Budget(name, _full_steps(one, steps), _channels_per_solver(one)) for name, one in configs.items()]
+    budgets += [_Budget(name, one.full_steps(steps), _channels_per_solver(one)) for name, one in configs.items()]
     template = (files("hf_xai.cli") / "templates" / "demo.html.jinja").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True

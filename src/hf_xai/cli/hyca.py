@@ -120,9 +120,7 @@ def _show(config: "HyCaConfig", steps: int, as_json: bool) -> None:
 
 def _describe(config: "HyCaConfig", steps: int) -> dict[str, Any]:
     """What a config does in a run of ``steps``, as JSON-ready values."""
-    from hf_xai.diffusers import hyca_full_steps
-
-    full = hyca_full_steps(steps, final_full_steps=config.final_full_steps, **config.schedule)
+    full = config.full_steps(steps)
     channels = Counter(config.labels or ())
     return {
         "num_inference_steps": steps,

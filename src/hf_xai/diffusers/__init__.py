@@ -18,7 +18,6 @@ from hf_xai.diffusers.hyca import (
     disable_hyca,
     enable_hyca,
     hyca_enabled,
-    hyca_full_steps,
     hyca_refresh,
     hyca_summary,
 )
@@ -35,7 +34,6 @@ __all__ = [
     "disable_hyca",
     "enable_hyca",
     "hyca_enabled",
-    "hyca_full_steps",
     "hyca_refresh",
     "hyca_summary",
     "register",

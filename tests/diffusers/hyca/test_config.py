@@ -117,14 +117,22 @@ def test_resolve_takes_what_users_pass(tmp_path) -> None:
 
 ROUND_TRIP = """
 import torch
+from diffusers import FluxPipeline
+from huggingface_hub import HfApi
 from hf_xai.diffusers import HyCaConfig, calibrate_hyca
 from tests.tiny.diffusers import by_name
 
 tiny = by_name("flux")
-pipe = tiny.build(0)
+tiny.build(0).save_pretrained("tiny-flux")
+HfApi().create_repo("tester/tiny-flux")
+commit = HfApi().upload_folder(repo_id="tester/tiny-flux", folder_path="tiny-flux").oid
+pipe = FluxPipeline.from_pretrained("tester/tiny-flux")
+pipe.set_progress_bar_config(disable=True)
 call = {key: value for key, value in tiny.call().items() if key not in ("prompt", "output_type")}
 config = calibrate_hyca(pipe, "a photo of a cat", num_inference_steps=12, call_kwargs=call)
-address = config.push_to_hub("tester/hyca-tiny-flux")
+assert (config.base_model, config.base_model_revision) == ("tester/tiny-flux", commit), config
+config.push_to_hub("tester/hyca-tiny-flux")
+assert HfApi().model_info("tester/hyca-tiny-flux").card_data.base_model == "tester/tiny-flux"
 pipe.enable_hyca("tester/hyca-tiny-flux")
 from_hub = tiny.sample(pipe, steps=12)
 pipe.disable_hyca()

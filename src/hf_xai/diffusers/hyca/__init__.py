@@ -5,7 +5,6 @@ from hf_xai.diffusers.hyca.calibration import calibrate_hyca
 from hf_xai.diffusers.hyca.comparison import ComparisonRow, HyCaComparison, compare_hyca
 from hf_xai.diffusers.hyca.config import HyCaConfig
 from hf_xai.diffusers.hyca.report import BranchSummary, DenoiserSummary, HyCaSummary
-from hf_xai.diffusers.hyca.schedule import full_steps as hyca_full_steps
 
 __all__ = [
     "BranchSummary",
@@ -19,7 +18,6 @@ __all__ = [
     "disable_hyca",
     "enable_hyca",
     "hyca_enabled",
-    "hyca_full_steps",
     "hyca_refresh",
     "hyca_summary",
 ]

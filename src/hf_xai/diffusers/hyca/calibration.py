@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +19,6 @@ from hf_xai.diffusers.hyca.adapter import find_denoisers, hidden_size_of, hyca_e
 from hf_xai.diffusers.hyca.config import HyCaConfig
 from hf_xai.diffusers.hyca.descriptors import MAX_STEPS, MIN_STEPS, channel_descriptors, cluster_channels
 from hf_xai.diffusers.hyca.recording import Recording, call_parameters, final_latent, record_run
-from hf_xai.diffusers.hyca.schedule import full_steps
 from hf_xai.diffusers.hyca.selection import assign_solvers, replay_plan, solver_costs
 from hf_xai.distributed import map_dataset
 from hf_xai.errors import ConfigError, DataError, UnsupportedModelError
@@ -122,7 +122,7 @@ def _checked_schedule(config: HyCaConfig, num_inference_steps: int) -> tuple[int
         raise ConfigError(f"Calibration needs num_inference_steps >= {MIN_STEPS}, got {num_inference_steps}.")
     if config.mask is not None and len(config.mask) != num_inference_steps:
         raise ConfigError(f"mask has {len(config.mask)} entries, but num_inference_steps is {num_inference_steps}.")
-    full = full_steps(num_inference_steps, final_full_steps=config.final_full_steps, **config.schedule)
+    full = config.full_steps(num_inference_steps)
     first_gap = config.first_gap_solver is None
     if config.selection != "next_step" and not any(replay_plan(num_inference_steps, full, first_gap=first_gap)):
         raise ConfigError(
@@ -214,9 +214,17 @@ def _identity(pipe: Any, denoiser: torch.nn.Module) -> dict[str, Any]:
         "hidden_size": hidden_size_of(denoiser),
         "model_class": type(denoiser).__name__,
         "base_model": base_model,
+        "base_model_revision": _revision_of(denoiser),
         "model_fingerprint": config_fingerprint(dict(getattr(denoiser, "config", {}))),
         "weights_fingerprint": weights_fingerprint(denoiser),
     }
+
+
+def _revision_of(denoiser: torch.nn.Module) -> str | None:
+    """The commit that a model was downloaded from, as the Hub's cache names its folders; None for another folder."""
+    loaded_from = str(dict(getattr(denoiser, "config", {})).get("_name_or_path"))
+    found = re.search(r"snapshots[/\\]([0-9a-f]{40})", loaded_from)
+    return found[1] if found else None
 
 
 def _run_fingerprint(

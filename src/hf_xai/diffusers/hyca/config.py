@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from hf_xai.diffusers.hyca.schedule import full_steps
 from hf_xai.diffusers.hyca.selection import CRITERIA
 from hf_xai.diffusers.hyca.solvers import DEFAULT_POOL, SOLVERS, num_anchors, slope_weights
 from hf_xai.errors import ConfigError
@@ -57,9 +58,10 @@ class HyCaConfig(
         assignment: Solver of each cluster; None until calibrated.
         hidden_size: Channels of the model that the labels belong to.
         model_class: Class of the transformer that was calibrated.
-        base_model: Hub id of the pipeline that was calibrated.
+        base_model: Hub id of the pipeline that was calibrated; the folder's name for a local one.
+        base_model_revision: Commit of that repository.
         model_fingerprint: Fingerprint of the transformer's config.
-        weights_fingerprint: Fingerprint of its weights.
+        weights_fingerprint: Fingerprint of its weights; recorded, not compared, as fine-tunes share clusters (paper).
         probe: Record of the calibration: steps, size, scheduler, seed, costs, machine, versions.
 
     Raises:
@@ -85,6 +87,7 @@ class HyCaConfig(
     hidden_size: int | None = None
     model_class: str | None = None
     base_model: str | None = None
+    base_model_revision: str | None = None
     model_fingerprint: str | None = None
     weights_fingerprint: str | None = None
     probe: dict[str, Any] | None = None
@@ -173,8 +176,12 @@ class HyCaConfig(
 
     @property
     def schedule(self) -> dict[str, Any]:
-        """The schedule as keyword arguments of the functions in ``schedule.py``."""
+        """The schedule, without final steps, as keyword arguments of the functions in ``schedule.py``."""
         return {"interval": self.interval, "warmup_steps": self.warmup_steps, "mask": self.mask}
+
+    def full_steps(self, num_inference_steps: int) -> tuple[int, ...]:
+        """The steps of a run of ``num_inference_steps`` in which all blocks run, in order."""
+        return full_steps(num_inference_steps, final_full_steps=self.final_full_steps, **self.schedule)
 
     def card_metadata(self) -> dict[str, Any]:
         """Metadata of the model card."""

@@ -14,7 +14,7 @@ from hf_xai.diffusers.hyca.branches import Anchor, Branch, Run
 from hf_xai.diffusers.hyca.calls import Call
 from hf_xai.diffusers.hyca.clock import SamplerClock
 from hf_xai.diffusers.hyca.config import HyCaConfig
-from hf_xai.diffusers.hyca.schedule import full_steps, last_scheduled, warmup_length
+from hf_xai.diffusers.hyca.schedule import last_scheduled, warmup_length
 from hf_xai.diffusers.hyca.solvers import anchor_weights, combine_anchors
 from hf_xai.errors import ConfigError
 
@@ -186,14 +186,12 @@ class HyCaState:
                 self.warn_once("length", "The number of steps is unknown here, so no final step is forced to be full.")
         elif config.mask is not None and len(config.mask) != num_inference_steps:
             raise ConfigError(f"mask has {len(config.mask)} entries, but this run has {num_inference_steps} steps.")
-        elif config.interval > 1 or config.mask is not None:
-            planned = full_steps(num_inference_steps, final_full_steps=config.final_full_steps, **config.schedule)
-            if len(planned) == num_inference_steps:
-                self.warn_once(
-                    "nothing skipped",
-                    f"HyCa skips nothing in this run: {num_inference_steps} steps with warmup_steps="
-                    f"{config.warmup_steps}, interval={config.interval}, final_full_steps={config.final_full_steps}.",
-                )
+        elif config.interval > 1 and len(config.full_steps(num_inference_steps)) == num_inference_steps:
+            self.warn_once(
+                "nothing skipped",
+                f"HyCa skips nothing in this run: {num_inference_steps} steps with warmup_steps="
+                f"{config.warmup_steps}, interval={config.interval}, final_full_steps={config.final_full_steps}.",
+            )
         self.num_runs += 1
         self.record = RunRecord(self.run.branches)
         if self._refresh != "next":
