@@ -196,7 +196,7 @@ def test_rounding_keeps_seven_digits_at_every_depth() -> None:
 
 
 def test_the_command_shows_flags_but_no_paths() -> None:
-    argv = ["/somewhere/benchmarks/hyca.py", "--quick", "--data-dir", "/data/fashion", "--pipeline=/tmp/out"]
+    argv = ["/somewhere/benchmarks/hyca.py", "--quick", "--data-dir", "/data/fashion", "--pipeline=/somewhere/out"]
     assert shown_command(argv) == "python benchmarks/hyca.py --quick --data-dir PATH --pipeline=PATH"
 
 

@@ -117,7 +117,7 @@ def test_predictions_of_half_precision_anchors_are_summed_in_float32() -> None:
     assert predicted.dtype == torch.float32
 
 
-def test_permuted_channels_and_tokens_permute_the_prediction() -> None:
+def test_permuted_and_split_features_give_permuted_and_split_predictions() -> None:
     generator = torch.Generator().manual_seed(2)
     anchors = [torch.randn(2, 5, 8, generator=generator) for _ in range(3)]
     labels = torch.arange(8) % 2
@@ -129,3 +129,5 @@ def test_permuted_channels_and_tokens_permute_the_prediction() -> None:
     assert torch.equal(combine_anchors([a[:, tokens] for a in anchors], weights, labels), whole[:, tokens])
     halves = [combine_anchors([a[:, part] for a in anchors], weights, labels) for part in (slice(2), slice(2, None))]
     assert torch.equal(torch.cat(halves, dim=1), whole)
+    rows = [combine_anchors([anchor[row : row + 1] for anchor in anchors], weights, labels) for row in range(2)]
+    assert torch.equal(torch.cat(rows), whole)

@@ -19,8 +19,9 @@ from hf_xai.attachment import is_attached
 from hf_xai.diffusers.hyca.adapter import find_denoisers, hyca_enabled, hyca_summary
 from hf_xai.diffusers.hyca.config import HyCaConfig
 from hf_xai.diffusers.hyca.recording import call_parameters
-from hf_xai.errors import AlreadyEnabledError, ConfigError, MissingDependencyError, UnsupportedModelError
+from hf_xai.errors import AlreadyEnabledError, ConfigError, UnsupportedModelError
 from hf_xai.metrics import psnr, relative_error
+from hf_xai.plotting import axes_to_draw_on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,12 +116,7 @@ class HyCaComparison:
         Args:
             ax: Where to draw; a new figure by default.
         """
-        try:
-            import matplotlib.pyplot as plt
-        except ImportError:
-            raise MissingDependencyError("plot() needs matplotlib: pip install 'hf-xai[plot]'") from None
-        if ax is None:
-            _, ax = plt.subplots(figsize=(6, 4))
+        ax = axes_to_draw_on(ax, (6, 4))
         rows = sorted((row for row in self.rows if row.name != FULL), key=lambda row: row.full_passes)
         passes, errors = [row.full_passes for row in rows], [row.relative_error for row in rows]
         ax.errorbar(passes, errors, yerr=[row.relative_error_std or 0.0 for row in rows], marker="o", capsize=3)

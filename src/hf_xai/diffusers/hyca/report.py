@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hf_xai.diffusers.hyca.state import HyCaState
-from hf_xai.errors import MissingDependencyError
+from hf_xai.plotting import axes_to_draw_on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,12 +85,7 @@ class HyCaSummary:
         Args:
             ax: Where to draw; a new figure by default.
         """
-        try:
-            import matplotlib.pyplot as plt
-        except ImportError:
-            raise MissingDependencyError("plot() needs matplotlib: pip install 'hf-xai[plot]'") from None
-        if ax is None:
-            _, ax = plt.subplots(figsize=(9, 1 + 0.5 * sum(len(one.branches) for one in self.denoisers)))
+        ax = axes_to_draw_on(ax, (9, 1 + 0.5 * sum(len(one.branches) for one in self.denoisers)))
         rows = [(f"{one.name} {branch.name}", branch) for one in self.denoisers for branch in one.branches]
         for row, (_, branch) in enumerate(rows):
             ax.scatter(branch.full_steps, [row] * len(branch.full_steps), color="C0")
