@@ -43,6 +43,7 @@ class Method:
 
 METHODS = {
     "hyca": Method(calibrated=True),
+    "hyca_accumulated": Method(calibrated=True, changes={"selection": "accumulated"}),
     "hyca_next_step": Method(calibrated=True, changes={"selection": "next_step"}),
     "hyca_replay": Method(calibrated=True, changes={"selection": "replay"}),
     "tf1": Method(calibrated=False),

@@ -16,7 +16,8 @@ TITLES = {
     "tf1_without_first_gap_hold": "the same without the hold in the first gap",
     "hyca_next_step": "HyCa, the paper's criterion (next step)",
     "hyca_replay": "HyCa, criterion replay",
-    "hyca": "**HyCa, default** (criterion accumulated)",
+    "hyca_accumulated": "HyCa, criterion accumulated",
+    "hyca": "**HyCa, calibrated by default** (criterion rollout)",
 }
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-METHODS = ("hyca", "hyca_next_step", "hyca_replay", "tf1", "tf1_without_first_gap_hold", "hold")
+METHODS = ("hyca", "hyca_accumulated", "hyca_next_step", "hyca_replay", "tf1", "tf1_without_first_gap_hold", "hold")
 
 
 def hyca_results(error: float = 0.02, budgets: tuple[int, ...] = (9, 19)) -> dict[str, Any]:

@@ -36,14 +36,14 @@ def calibrate(
     interval: Annotated[int, Option(min=1, help="Steps from one full pass to the next.")] = 5,
     selection: Annotated[
         str, Option(help="Criterion: next_step (the paper's), replay, accumulated or rollout.")
-    ] = "accumulated",
+    ] = "rollout",
     seed: Annotated[int, Option(min=0, help="Seed of the noise.")] = 0,
     call: Call = None,
     dtype: Precision = "auto",
     push: Annotated[str | None, Option(metavar="REPO_ID", help="Hub repository to push the config to.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Finds the best solver of each group of channels in a full run of MODEL for each prompt."""
+    """Finds the best solver of each group of channels on a probe run of MODEL for each prompt."""
     from hf_xai.diffusers import HyCaConfig, calibrate_hyca
 
     settings = HyCaConfig.resolve(interval=interval, selection=selection)

@@ -9,6 +9,7 @@ import torch
 from hf_xai.diffusers import calibrate_hyca, enable_hyca, hyca_enabled, hyca_summary
 from hf_xai.diffusers.hyca.recording import record_run
 from hf_xai.errors import AlreadyEnabledError, ConfigError, DataError, UnsupportedModelError
+from hf_xai.metrics import relative_error
 from tests.diffusers.hyca.traces import counted_blocks, trace
 from tests.tiny.diffusers import by_name
 
@@ -18,7 +19,8 @@ CALL = {key: value for key, value in FLUX.call().items() if key not in ("prompt"
 
 
 def calibrate(pipe: Any, prompt: Any = "a photo of a cat", **settings: Any):
-    return calibrate_hyca(pipe, prompt, **{"num_inference_steps": STEPS, "call_kwargs": CALL, **settings})
+    defaults = {"num_inference_steps": STEPS, "call_kwargs": CALL, "selection": "accumulated"}
+    return calibrate_hyca(pipe, prompt, **defaults | settings)
 
 
 def test_a_recording_holds_the_residual_of_every_step() -> None:
@@ -72,18 +74,31 @@ def test_every_criterion_gives_a_config_that_runs(selection: str) -> None:
         assert hyca_summary(pipe).denoisers[0].branches[0].full_steps == (0, 1, 2, 5, 8, 11)
 
 
-def test_rollout_is_never_worse_on_its_own_probe_than_what_it_starts_from() -> None:
+def test_rollout_is_the_default_and_never_worse_on_its_probe_than_a_single_solver() -> None:
     pipe = FLUX.build(0)
-    exact = FLUX.sample(pipe, steps=STEPS, seed=3)
+    solvers = ("hold", "rk2", "tf1", "ab2")
+    config = calibrate_hyca(
+        pipe,
+        "a photo of a cat",
+        num_inference_steps=STEPS,
+        call_kwargs=CALL,
+        seed=3,
+        interval=4,
+        first_gap_solver=None,
+        solvers=solvers,
+    )
+    assert config.selection == "rollout"
+    probe = {"steps": STEPS, "seed": 3, "prompt": "a photo of a cat"}
+    exact = FLUX.sample(pipe, **probe)
 
-    def error(selection: str) -> float:
-        with hyca_enabled(
-            pipe, calibrate(pipe, selection=selection, seed=3, interval=4, solvers=("hold", "tf1", "ab2"))
-        ):
-            return (FLUX.sample(pipe, steps=STEPS, seed=3, prompt="a photo of a cat") - exact).norm().item()
+    def error(**settings: Any) -> float:
+        with hyca_enabled(pipe, interval=4, first_gap_solver=None, **settings):
+            return relative_error(FLUX.sample(pipe, **probe), exact).mean().item()
 
-    exact = FLUX.sample(pipe, steps=STEPS, seed=3, prompt="a photo of a cat")
-    assert error("rollout") <= error("accumulated") + 1e-6
+    singles = {solver: error(default_solver=solver) for solver in solvers}
+    chosen = error(labels=config.labels, assignment=config.assignment)
+    assert chosen <= min(singles.values()) + 1e-9
+    assert config.probe["criterion"] == pytest.approx(singles)
 
 
 def test_the_record_says_how_it_was_made_and_the_card_shows_it() -> None:

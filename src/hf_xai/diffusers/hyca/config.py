@@ -47,8 +47,9 @@ class HyCaConfig(
         num_clusters: Clusters of channels for the calibration, or ``"auto"`` (best silhouette). All figures of the
             paper show 2.
         solvers: Pool for the calibration; ``hold`` is ours, the others are the paper's families.
-        selection: Criterion of the calibration: ``"next_step"`` (the paper's), ``"replay"``, ``"accumulated"`` (ours,
-            default) or ``"rollout"`` (ours: true error of the final latent, a cached run for each cluster and solver).
+        selection: Criterion of the calibration: ``"next_step"`` (the paper's), ``"replay"``, ``"accumulated"`` (ours)
+            or ``"rollout"`` (ours, default: the true error of the final latent, never worse than the best single
+            solver on the probes).
         history: ``"anchors"`` extrapolates from full steps only (ours); ``"recursive"`` lets predicted features join
             the history and is refused for solvers with a slope weight of 1 or more, with which it diverges.
         time_axis: What solvers extrapolate on: the ``"step"`` index (the paper's) or the model's ``"timestep"``.
@@ -77,7 +78,7 @@ class HyCaConfig(
     default_solver: str = "tf1"
     num_clusters: int | Literal["auto"] = 2
     solvers: tuple[str, ...] = DEFAULT_POOL
-    selection: Literal["next_step", "replay", "accumulated", "rollout"] = "accumulated"
+    selection: Literal["next_step", "replay", "accumulated", "rollout"] = "rollout"
     history: Literal["anchors", "recursive"] = "anchors"
     time_axis: Literal["step", "timestep"] = "step"
     feature: Literal["stack"] = "stack"
