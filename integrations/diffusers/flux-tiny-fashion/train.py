@@ -56,7 +56,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=64, help="Images a step, over all processes.")
     parser.add_argument("--vae-steps", type=int, default=600)
-    parser.add_argument("--flow-steps", type=int, default=4300)
+    parser.add_argument("--flow-steps", type=int, default=5000)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--warmup-steps", type=int, default=200)
     parser.add_argument("--ema-decay", type=float, default=0.998)
