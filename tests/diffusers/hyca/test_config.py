@@ -55,7 +55,7 @@ def test_bad_settings_are_refused_with_the_value_and_what_is_accepted(settings: 
 
 def test_recursive_history_is_accepted_for_damped_solvers() -> None:
     for solver in ("hold", "bdf2", "rk2"):
-        HyCaConfig(history="recursive", default_solver=solver)
+        assert HyCaConfig(history="recursive", default_solver=solver).default_solver == solver
 
 
 @pytest.mark.parametrize(
