@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 from diffusers import FluxPipeline
@@ -139,7 +140,6 @@ def test_the_text_has_a_line_for_each_row(comparison: HyCaComparison) -> None:
 
 
 def test_the_plot_shows_errors_against_full_passes(comparison: HyCaComparison) -> None:
-    plt = pytest.importorskip("matplotlib.pyplot")
     plt.switch_backend("agg")
     axes = comparison.plot()
     assert axes.get_xlabel() == "full passes of 10"
