@@ -325,3 +325,16 @@ def test_config_calibrated_for_another_model_is_refused() -> None:
         enable_hyca(pipe, HyCaConfig(labels=(0,) * 16, assignment=("tf1",)))
     with pytest.warns(UserWarning, match="other settings"):
         enable_hyca(pipe, HyCaConfig(labels=(0,) * 32, assignment=("tf1",), model_fingerprint="another"))
+
+
+def test_the_first_gap_has_a_solver_of_its_own() -> None:
+    tiny = by_name("flux")
+    pipe = tiny.build(0)
+
+    def run(**settings: object) -> torch.Tensor:
+        with hyca_enabled(pipe, interval=9, final_full_steps=0, **settings):  # steps 3 to 7 are all in that gap
+            return tiny.sample(pipe, steps=8)
+
+    held = run(default_solver="hold", first_gap_solver=None)
+    assert torch.equal(run(default_solver="tf1", first_gap_solver="hold"), held)
+    assert not torch.equal(run(default_solver="tf1", first_gap_solver=None), held)
