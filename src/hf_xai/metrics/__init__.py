@@ -1,6 +1,35 @@
 """Measures that methods and benchmarks share: pure functions of arrays and tensors."""
 
+from hf_xai.metrics.calibration import ReliabilityCurve, brier_score, expected_calibration_error, reliability_curve
 from hf_xai.metrics.images import psnr, relative_error
-from hf_xai.metrics.intervals import bootstrap_interval, ratio_of_means
+from hf_xai.metrics.intervals import Estimate, bootstrap_interval, paired_bootstrap, ratio_of_means
+from hf_xai.metrics.ranking import DelongTest, auroc, delong_interval, delong_test
+from hf_xai.metrics.rejection import (
+    RiskCoverageCurve,
+    prediction_rejection_ratio,
+    risk_at_coverage,
+    risk_coverage_area,
+    risk_coverage_curve,
+)
 
-__all__ = ["bootstrap_interval", "psnr", "ratio_of_means", "relative_error"]
+__all__ = [
+    "DelongTest",
+    "Estimate",
+    "ReliabilityCurve",
+    "RiskCoverageCurve",
+    "auroc",
+    "bootstrap_interval",
+    "brier_score",
+    "delong_interval",
+    "delong_test",
+    "expected_calibration_error",
+    "paired_bootstrap",
+    "prediction_rejection_ratio",
+    "psnr",
+    "ratio_of_means",
+    "relative_error",
+    "reliability_curve",
+    "risk_at_coverage",
+    "risk_coverage_area",
+    "risk_coverage_curve",
+]
