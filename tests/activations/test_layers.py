@@ -109,7 +109,9 @@ class Parallel(nn.Module):
 def test_a_model_inside_a_data_parallel_or_compiled_wrapper_is_found() -> None:
     model = tiny_causal_lm("llama")
     assert unwrap_model(Parallel(model)) is model
+    assert unwrap_model(torch.compile(model, backend="eager")) is model
     assert unwrap_model(torch.compile(Parallel(model), backend="eager")) is model
+    assert unwrap_model(Parallel(nn.Linear(2, 2))).in_features == 2
 
 
 def test_an_encoder_decoder_model_is_refused() -> None:

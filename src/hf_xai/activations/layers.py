@@ -13,7 +13,7 @@ from torch import nn
 
 from hf_xai.errors import UnsupportedModelError
 
-_WRAPPED = ("_orig_mod", "module")  # what torch.compile, and DistributedDataParallel and its kind, hold the model as
+_WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "module")  # what torch.compile, FSDP and data parallels hold it as
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,13 @@ class HiddenStateLayout:
 
 def unwrap_model(model: nn.Module) -> nn.Module:
     """The transformers model inside PEFT's, ``torch.compile``'s or a data-parallel wrapper, or ``model`` itself."""
-    while not hasattr(model, "can_record_outputs") or hasattr(model, "get_base_model"):
-        if hasattr(model, "get_base_model"):  # PEFT
+    # Of the class: torch.compile's wrapper has every attribute of what it holds.
+    while not hasattr(type(model), "can_record_outputs"):
+        if hasattr(type(model), "get_base_model"):  # PEFT
             inner: Any = cast(Any, model).get_base_model()
         else:
-            inner = next((vars(model)["_modules"][name] for name in _WRAPPED if name in vars(model)["_modules"]), None)
-        if inner is None or inner is model:
+            inner = next((model._modules[name] for name in _WRAPPED if name in model._modules), None)
+        if inner is None:
             return model
         model = inner
     return model

@@ -63,8 +63,8 @@ def delong_interval(labels: ArrayLike, scores: ArrayLike, confidence: float = 0.
         samples then say nothing about the spread.
     """
     check_level(confidence)
-    above, below = _all_placements(labels, scores=scores)["scores"]
-    value, error = float(above.mean()), _standard_error(above, below)
+    wins, losses = _all_placements(labels, scores=scores)["scores"]
+    value, error = float(wins.mean()), _standard_error(wins, losses)
     half = float(norm.ppf((1 + confidence) / 2)) * error
     return Estimate(value, max(0.0, value - half), min(1.0, value + half), error)
 
@@ -79,8 +79,8 @@ def delong_test(labels: ArrayLike, first: ArrayLike, second: ArrayLike) -> Delon
         second: The other score, in the same or another unit, ``(samples,)``.
     """
     placements = _all_placements(labels, first=first, second=second)
-    above, below = (of_first - of_second for of_first, of_second in zip(*placements.values(), strict=True))
-    difference, error = float(above.mean()), _standard_error(above, below)
+    wins, losses = (of_first - of_second for of_first, of_second in zip(*placements.values(), strict=True))
+    difference, error = float(wins.mean()), _standard_error(wins, losses)
     if error == 0:  # the two place every answer alike, or each separates the classes, up or down, without a slip
         return DelongTest(difference, 0.0, 1.0 if difference == 0 else 0.0)
     return DelongTest(difference, error, float(2 * norm.sf(abs(difference) / error)))
@@ -107,17 +107,17 @@ def _all_placements(
 def _placements(
     positives: NDArray[np.float64], negatives: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Share of negatives below each positive, and of positives above each negative; both means are the AUROC.
+    """Share of negatives below each positive, and of positives below each negative; the first has the mean AUROC.
 
     An answer's rank among all, less its rank in its own class, is the number of the other class below it
     (Sun and Xu 2014): sorting takes the place of comparing every pair.
     """
     ranks = rankdata(np.concatenate([positives, negatives]))
     num_positive, num_negative = len(positives), len(negatives)
-    above = (ranks[:num_positive] - rankdata(positives)) / num_negative
-    below = 1 - (ranks[num_positive:] - rankdata(negatives)) / num_positive
-    return above, below
+    wins = (ranks[:num_positive] - rankdata(positives)) / num_negative
+    losses = (ranks[num_positive:] - rankdata(negatives)) / num_positive
+    return wins, losses
 
 
-def _standard_error(above: NDArray[np.float64], below: NDArray[np.float64]) -> float:
-    return math.sqrt(above.var(ddof=1) / len(above) + below.var(ddof=1) / len(below))
+def _standard_error(wins: NDArray[np.float64], losses: NDArray[np.float64]) -> float:
+    return math.sqrt(wins.var(ddof=1) / len(wins) + losses.var(ddof=1) / len(losses))

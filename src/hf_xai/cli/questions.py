@@ -1,0 +1,149 @@
+"""Questions as the verbs take them: a file or a data set of the Hub, with columns by any name."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from hf_xai.errors import ConfigError, DataError, MissingDependencyError
+
+READERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+COLUMNS = ("context", "question", "answers", "answer", "correctness")
+
+
+def load_questions(
+    data: str,
+    *,
+    split: str = "train",
+    columns: Sequence[str] = (),
+    required: Sequence[str] = ("context", "question"),
+    limit: int | None = None,
+) -> list[dict[str, Any]]:
+    """Reads records with ``context`` and ``question``, and with ``answers``, ``answer``, ``correctness`` if there are.
+
+    Args:
+        data: A JSON, JSON-lines, CSV or Parquet file, or the id of a data set on the Hub. SQuAD's own nested JSON is
+            understood, too.
+        split: Split of a data set of the Hub.
+        columns: Settings such as ``context=passage``: the name that we use, and the one in the data.
+        required: Columns that must be there.
+        limit: Number of records to read, from the start; all if None.
+
+    Returns:
+        The records, with all their columns.
+
+    Raises:
+        ConfigError: If there is no such file, data set or split, or a setting can't be read.
+        DataError: If there is no record, or a column is missing.
+        MissingDependencyError: If ``datasets`` is missing.
+    """
+    renamed = _renamed(columns)
+    rows = _rows(data, split, limit)
+    if not rows:
+        raise DataError(f"{data!r} holds no record.")
+    missing = [name for name in required if renamed.get(name, name) not in rows[0]]
+    if missing:
+        absent = " and ".join(repr(renamed.get(name, name)) for name in missing)
+        raise DataError(
+            f"{data!r} has no column {absent}; it has {', '.join(rows[0])}. Name another one with --column, such as "
+            f"--column {missing[0]}=NAME."
+        )
+    return [row | {name: row[source] for name, source in renamed.items() if source in row} for row in rows]
+
+
+def _renamed(columns: Sequence[str]) -> dict[str, str]:
+    renamed = {}
+    for setting in columns:
+        name, equals, source = setting.partition("=")
+        if not equals or not source or name not in COLUMNS:
+            raise ConfigError(f"--column takes NAME=COLUMN with NAME of {', '.join(COLUMNS)}; got {setting!r}.")
+        renamed[name] = source
+    return renamed
+
+
+def _rows(data: str, split: str, limit: int | None) -> list[dict[str, Any]]:
+    path = Path(data)
+    if path.is_file():
+        if path.suffix not in READERS:
+            raise ConfigError(f"{data!r} must be a file of {', '.join(READERS)}, got {path.suffix or 'no ending'!r}.")
+        if not path.stat().st_size:
+            return []
+        nested = _squad_file(path)
+        if nested is not None:
+            return nested[:limit]
+    elif path.is_dir() or path.is_absolute() or data.startswith(".") or data.count("/") > 1 or path.suffix in READERS:
+        raise ConfigError(f"There is no file {data!r}.")
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise MissingDependencyError(f"Reading {data!r} needs datasets: pip install 'hf-xai[transformers]'") from None
+    with _quiet_datasets():
+        try:
+            if path.is_file():
+                dataset = load_dataset(READERS[path.suffix], data_files=data, split="train")
+            else:
+                dataset = load_dataset(data, split=split)
+        except Exception as error:  # readers raise of many libraries; each means that the data can't be read
+            raise ConfigError(f"Can't read questions from {data!r}: {_first_line(error)}") from error
+    return [dict(row) for row in (dataset if limit is None else dataset.select(range(min(limit, len(dataset)))))]
+
+
+def _squad_file(path: Path) -> list[dict[str, Any]] | None:
+    """The questions of a file in SQuAD's nested form, one record each; None for any other file."""
+    if path.suffix != ".json":
+        return None
+    try:
+        articles = json.loads(path.read_text(encoding="utf-8"))["data"]
+        return [
+            {"id": question.get("id"), "context": paragraph["context"], "question": question["question"]}
+            | {"answers": {"text": [answer["text"] for answer in question["answers"]]}}
+            for article in articles
+            for paragraph in article["paragraphs"]
+            for question in paragraph["qas"]
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+@contextmanager
+def _quiet_datasets() -> Iterator[None]:
+    """A block without progress bars and remarks of datasets, which then are as they were."""
+    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
+
+    with ExitStack() as undo:
+        undo.callback(logging.set_verbosity, logging.get_verbosity())
+        logging.set_verbosity_error()
+        if not are_progress_bars_disabled():
+            disable_progress_bars()
+            undo.callback(enable_progress_bars)
+        yield
+
+
+def _first_line(error: Exception) -> str:
+    message = str(error).strip()
+    return f"{type(error).__name__}: {message.splitlines()[0]}" if message else type(error).__name__
+
+
+def read_scored(path: Path) -> list[Mapping[str, Any]]:
+    """Reads what ``hf-xai uq score`` has written, one record a line.
+
+    Raises:
+        ConfigError: If there is no such file, or a line is no record with an answer and its confidence.
+    """
+    if not path.is_file():
+        raise ConfigError(f"There is no file {str(path)!r}.")
+    rows: list[Mapping[str, Any]] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or not {"answer", "confidence"} <= row.keys():
+            raise ConfigError(f"Line {number} of {str(path)!r} is no record of an answer and its confidence.")
+        rows.append(row)
+    if not rows:
+        raise ConfigError(f"{str(path)!r} holds no scored answer.")
+    return rows

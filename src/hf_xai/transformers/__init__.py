@@ -1,0 +1,73 @@
+"""Plugs into language models, ``generate()``, pipelines and the Trainer of transformers.
+
+Importing this registers the pipeline task ``"feature-gap-qa"`` and the classes of Feature-Gaps with the Auto classes.
+"""
+
+from hf_xai.errors import MissingDependencyError
+
+try:
+    import accelerate as _accelerate  # noqa: F401
+    import sklearn as _sklearn  # noqa: F401
+    import torch as _torch  # noqa: F401
+    import transformers as _transformers  # noqa: F401
+except ImportError as error:
+    raise MissingDependencyError(
+        f"hf_xai.transformers needs {error.name}: pip install 'hf-xai[transformers]'"
+    ) from error
+
+from hf_xai.transformers.feature_gaps import (
+    CORRECTNESS,
+    AnswerStates,
+    ConfidenceStreamer,
+    FeatureGapConfig,
+    FeatureGapEvalCallback,
+    FeatureGapHead,
+    FeatureGapLogitsProcessor,
+    FeatureGapOutput,
+    FeatureGapQAPipeline,
+    FeatureGapRecorder,
+    FeatureGapReport,
+    FeatureGapStoppingCriteria,
+    confidence_page,
+    contains_gold,
+    contains_gold_or_f1,
+    exact_match,
+    extract_answer_states,
+    feature_gap_generate,
+    fit_feature_gap,
+    fit_head,
+    generate_with_feature_gap,
+    judge,
+    token_f1,
+)
+from hf_xai.transformers.registration import register, unregister
+
+register()
+
+__all__ = [
+    "CORRECTNESS",
+    "AnswerStates",
+    "ConfidenceStreamer",
+    "FeatureGapConfig",
+    "FeatureGapEvalCallback",
+    "FeatureGapHead",
+    "FeatureGapLogitsProcessor",
+    "FeatureGapOutput",
+    "FeatureGapQAPipeline",
+    "FeatureGapRecorder",
+    "FeatureGapReport",
+    "FeatureGapStoppingCriteria",
+    "confidence_page",
+    "contains_gold",
+    "contains_gold_or_f1",
+    "exact_match",
+    "extract_answer_states",
+    "feature_gap_generate",
+    "fit_feature_gap",
+    "fit_head",
+    "generate_with_feature_gap",
+    "judge",
+    "register",
+    "token_f1",
+    "unregister",
+]
