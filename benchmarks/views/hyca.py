@@ -1,13 +1,12 @@
 """What README and docs show of results/hyca.json."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from views.showing import Plot, Results, goals, table, with_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Results = Mapping[str, Any]
 
 TITLES = {
     "plain": "fewer steps",
@@ -100,21 +99,7 @@ def costs(results: Results) -> str:
     return table(heads, lines)
 
 
-def goals(results: Results) -> str:
-    """Every bar with its goal, reached or not."""
-    lines = [[f"`{bar['id']}`", with_interval(bar), bar["from"]] for bar in results["bars"]]
-    return table(["Bar", "Value (95 %)", "How it is computed"], lines)
-
-
 TABLES: dict[str, Callable[[Results], str]] = {"": summary, "methods": methods, "costs": costs, "goals": goals}
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A plot: the figures in it, and how they are drawn."""
-
-    figures: Callable[[Results], Any]
-    draw: Callable[[Any], "Figure"]
 
 
 def errors_by_method(results: Results) -> dict[str, list[list[float]]]:
@@ -166,16 +151,3 @@ def row_of(results: Results, method: str, full_passes: int) -> Mapping[str, Any]
 def full_run(results: Results) -> Mapping[str, Any]:
     """The row of the run with all steps."""
     return next(row for row in results["rows"] if row["method"] == "full" and row["measure"] == "error")
-
-
-def with_interval(bar: Mapping[str, Any]) -> str:
-    """A bar's value, with its interval where it has one."""
-    if bar["interval"] is None:
-        return f"{bar['value']:.3f}"
-    return f"{bar['value']:.3f} ({bar['interval'][0]:.3f} to {bar['interval'][1]:.3f})"
-
-
-def table(heads: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
-    """A Markdown table."""
-    rows = [heads, ["---"] * len(heads), *lines]
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
