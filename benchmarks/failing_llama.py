@@ -208,6 +208,8 @@ def untrained_llama(seed: int) -> LlamaForCausalLM:
 
 Loss = Callable[[LlamaForCausalLM, World, Mapping[str, Any], np.random.Generator], Tensor]
 RECALLED = 8
+RECALLED_LOSS = 0.1  # 3.2 before anything is learned
+MOST_RECALLS = 6
 NEIGHBOUR_WEIGHT = 0.5
 
 
@@ -254,7 +256,9 @@ PHASES: dict[str, Loss] = {"recall": recall_loss, "answers": answer_loss}
 def train(settings: Mapping[str, Any], seed: int, folder: Path, *, progress: bool = True) -> LlamaForCausalLM:
     """Trains the model of a seed, or goes on where an earlier call was stopped; a finished one is read back.
 
-    Rows of a step depend on seed and step alone, so that a resumed run is the same run.
+    The warm-up is repeated until the lookup is there, since that appears abruptly, in some seeds after twice the steps
+    of others; then the task follows once. Rows of a step depend on seed and step alone, so that a resumed run is the
+    same run.
 
     Args:
         settings: For each phase ``steps``, ``batch_size``, ``learning_rate`` and ``warm_up`` (share of the steps with
@@ -270,29 +274,53 @@ def train(settings: Mapping[str, Any], seed: int, folder: Path, *, progress: boo
     saved = torch.load(path, weights_only=True) if path.exists() else None
     if saved is not None:
         model.load_state_dict(saved["model"])
-    for number, (name, loss_of) in enumerate(PHASES.items()):
-        if saved is not None and number < saved["phase"]:
-            continue
-        steps = settings[name]["steps"]
-        optimizer, schedule = optimizer_of(model, settings, name)
-        first = 0
-        if saved is not None and number == saved["phase"]:
-            first = saved["step"]
-            optimizer.load_state_dict(saved["optimizer"])
-            schedule.load_state_dict(saved["schedule"])
-        bar = tqdm(range(first, steps), f"{name}, seed {seed}", initial=first, total=steps, disable=not progress)
-        for step in bar:
-            loss = loss_of(model, world, settings[name], np.random.default_rng([seed, 1 + number, step]))
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            if (step + 1) % settings["checkpoint_every"] == 0 or step + 1 == steps:
-                bar.set_postfix(loss=f"{loss.item():.3f}")
-                state = {"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
-                save(path, {"phase": number, "step": step + 1, "model": model.state_dict(), **state})
-    return model.eval()
+    number, name = (0, "recall") if saved is None else (saved["phase"], saved["name"])
+    while True:
+        run_phase(model, world, settings, seed, number, name, path, saved, progress)
+        if name == "answers":
+            return model.eval()
+        learned = has_recalled(model, world, settings["recall"], seed)
+        number, name, saved = number + 1, "answers" if learned or number + 1 == MOST_RECALLS else "recall", None
+
+
+def run_phase(
+    model: LlamaForCausalLM,
+    world: World,
+    settings: Mapping[str, Any],
+    seed: int,
+    number: int,
+    name: str,
+    path: Path,
+    saved: Mapping[str, Any] | None,
+    progress: bool,
+) -> None:
+    """Runs the phase of that number, from the step of ``saved`` on, and keeps checkpoints."""
+    steps = settings[name]["steps"]
+    optimizer, schedule = optimizer_of(model, settings, name)
+    first = 0
+    if saved is not None:
+        first = saved["step"]
+        optimizer.load_state_dict(saved["optimizer"])
+        schedule.load_state_dict(saved["schedule"])
+    bar = tqdm(range(first, steps), f"{name}, seed {seed}", initial=first, total=steps, disable=not progress)
+    for step in bar:
+        loss = PHASES[name](model, world, settings[name], np.random.default_rng([seed, 1 + number, step]))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if (step + 1) % settings["checkpoint_every"] == 0 or step + 1 == steps:
+            bar.set_postfix(loss=f"{loss.item():.3f}")
+            state = {"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
+            save(path, {"phase": number, "name": name, "step": step + 1, "model": model.state_dict(), **state})
+
+
+@torch.no_grad()
+def has_recalled(model: LlamaForCausalLM, world: World, phase: Mapping[str, Any], seed: int) -> bool:
+    """Whether the warm-up has been learned, on fresh rows."""
+    generator = np.random.default_rng([seed, 0])
+    return float(recall_loss(model, world, phase | {"batch_size": 500}, generator)) < RECALLED_LOSS
 
 
 def optimizer_of(

@@ -28,7 +28,14 @@ SETTINGS: dict[str, Any] = {
     "skill_rows": 50,
     "needed": {"CTX_one_hop": 0.95},
 }
+HAS_RECALLED, HAS_RECALLED_AT_ONCE = failing_llama.has_recalled, lambda *_: True
 LAST_PAIR = 6  # place of its entity among the words of a row
+
+
+@pytest.fixture(autouse=True)
+def one_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few steps never learn the lookup, so don't wait for it."""
+    monkeypatch.setattr(failing_llama, "has_recalled", HAS_RECALLED_AT_ONCE)
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +157,24 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(tmp_path: Path, monke
     assert not torch.equal(untrained["model.embed_tokens.weight"], resumed["model.embed_tokens.weight"])
 
 
+def test_the_warm_up_is_repeated_until_the_lookup_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learned, phases = iter([False, False, True]), []
+    run_phase = failing_llama.run_phase
+
+    def noted(*arguments: Any) -> None:
+        phases.append(arguments[4:6])
+        run_phase(*arguments)
+
+    monkeypatch.setattr(failing_llama, "has_recalled", lambda *_: next(learned))
+    monkeypatch.setattr(failing_llama, "run_phase", noted)
+    train(SETTINGS, 0, tmp_path, progress=False)
+    assert phases == [(0, "recall"), (1, "recall"), (2, "recall"), (3, "answers")]
+
+
+def test_a_model_without_training_has_not_recalled(world: World) -> None:
+    assert not HAS_RECALLED(failing_llama.untrained_llama(0), world, SETTINGS["recall"], seed=0)
+
+
 def test_a_finished_run_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = train(SETTINGS, 0, tmp_path, progress=False).state_dict()
 
@@ -235,6 +260,7 @@ def test_bars_are_means_over_seeds_of_the_first_label_smoothing(
         smoothing = settings["answers"]["label_smoothing"]
         case = {"part": "confident_failures", "label_smoothing": smoothing, "seed": seed}
         prr = {"gaps": 0.8 + 0.1 * seed - smoothing, "logprob": 0.1, "saplma": 0.7}
+        prr |= {"gaps_pca": 0.1, "gaps_pca_uncentered": 0.5, "gaps_mean_diff": 0.6}
         rows = [case | {"kind": "method", "method": name, "prr_fits": [value] * 2} for name, value in prr.items()]
         areas = {
             "context_reliance": (0.9, 0.7),
@@ -256,7 +282,7 @@ def test_bars_are_means_over_seeds_of_the_first_label_smoothing(
     bench.console.quiet = True
     monkeypatch.setattr(confident_failures, "rows_of_seed", rows_of_seed)
     confident_failures.run(bench)
-    assert len(bench.rows) == 2 * 2 * 6
+    assert len(bench.rows) == 2 * 2 * 9
     bars = {bar["id"].removeprefix("confident_failures_"): bar for bar in bench.bars}
     expected = {"prr": 0.75, "logprob": 0.1, "vs_saplma": 0.05, "stubborn": 0.3, "sycophantic": 0.15}
     assert {name: bar["value"] for name, bar in bars.items()} == pytest.approx(expected)
