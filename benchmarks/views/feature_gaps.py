@@ -36,7 +36,8 @@ TITLES = {
     "random": "three random directions",
     "feature_gaps_auto": '**gaps**, `direction="auto"`',
     "feature_gaps_pca": "gaps, centred PCA [paper]",
-    "saplma_standardized": "SAPLMA, standardised",
+    "logistic_regression": "logistic regression on the state (SAPLMA-like)",
+    "logistic_regression_standardized": "the same, standardised",
     "oracle": "oracle (knows the planted latents)",
 }
 TASKS = {"xquad": "XQuAD", "templated": "templated"}
@@ -51,9 +52,17 @@ def summary(results: Results) -> str:
     failing = {name: failing_prr(results, name) for name in failing_methods(results)}
     kinds = [name for name in failing if name.startswith("gaps") and "+" not in name]
     best = max(kinds, key=lambda name: failing[name])
-    planted = {name: planted_row(results, name, 64, 0.0)["prr"] for name in ("feature_gaps_auto", "saplma")}
+    planted = {
+        name: planted_row(results, name, 64, 0.0)["prr"] for name in ("feature_gaps_auto", "logistic_regression")
+    }
     lines = [
-        ["planted activations, 64 labels", figure(planted["feature_gaps_auto"]), "", figure(planted["saplma"]), ""],
+        [
+            "planted activations, 64 labels",
+            figure(planted["feature_gaps_auto"]),
+            "",
+            figure(planted["logistic_regression"]),
+            "",
+        ],
         [
             "planted confident failures, 64 labels",
             spread(bars["confident_failures_prr"]["value"], bars["confident_failures_prr"]["interval"]),
