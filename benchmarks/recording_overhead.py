@@ -6,13 +6,14 @@ from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from contextual_qa import templated_questions
 from harness import Benchmark
 from models import smollm2
 from torch import Tensor
 
-from hf_xai.metrics import ratio_of_means
+from hf_xai.metrics import bootstrap_interval, ratio_of_means
 from hf_xai.transformers import FeatureGapConfig, FeatureGapHead, FeatureGapLogitsProcessor
 from hf_xai.transformers.feature_gaps.prompts import PromptEncoder
 
@@ -76,12 +77,13 @@ class RecordingOverhead:
                 pairs.append((found[False], found[True]))
         recorded = [pair[1]["seconds"] for pair in pairs]
         plain = [pair[0]["seconds"] for pair in pairs]
+        ratios = [pair[1]["seconds"] / pair[0]["seconds"] for pair in pairs]
         share = ratio_of_means([pair[1]["inside"] for pair in pairs], recorded)
         return {
             "share": share[0],
             "share_interval": list(share[1:]),
-            "wall_ratio": median(recorded) / median(plain),
-            "wall_ratio_interval": list(ratio_of_means(recorded, plain)[1:]),
+            "wall_ratio": median(ratios),
+            "wall_ratio_interval": list(bootstrap_interval(ratios, np.median)),
             "seconds": median(plain),
             "pairs": len(pairs),
             "kilobytes": max(pair[1]["bytes"] for pair in pairs) / 1024,

@@ -121,6 +121,12 @@ def test_an_encoder_decoder_model_is_refused() -> None:
         hidden_state_layout(model)
 
 
+def test_a_model_inside_the_decoder_keeps_its_layers_to_itself() -> None:
+    model = tiny_causal_lm("llama")
+    model.model.helper = tiny_causal_lm("llama").model  # has layers of the same class
+    assert hidden_state_layout(model).layer_names == tuple(f"model.layers.{index}" for index in range(4))
+
+
 def test_a_model_that_does_not_say_where_its_states_come_from_is_refused_with_what_was_looked_for() -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 90}
     model = FalconForCausalLM(FalconConfig(**sizes))

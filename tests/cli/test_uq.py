@@ -6,12 +6,15 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 from datasets import Dataset
 
+from hf_xai.cli.questions import group_by_passage
+from hf_xai.cli.uq import _warnings_as_notes
 from hf_xai.transformers import FeatureGapConfig, FeatureGapHead, FeatureGapQAPipeline, fit_feature_gap
 from tests.tiny.causal_lms import tiny_causal_lm, tiny_chat_tokenizer
 from tests.transformers.feature_gaps.qa_heads import qa_head
@@ -52,7 +55,7 @@ def head(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
         verbose=False,
     )
     fitted.config.threshold = 0.5
-    fitted.config.base_model_name_or_path = str(model)
+    fitted.config.base_model_name_or_path = model.name
     fitted.save_pretrained(folder)
     return folder
 
@@ -227,6 +230,15 @@ def test_report_of_answers_without_labels_draws_nothing(command, head: Path, tmp
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["page.html", "report.json"]
 
 
+def test_questions_on_one_passage_stay_together_in_the_folds() -> None:
+    rows = [{"context": "Rome.", "question": str(number)} for number in range(2)] + [
+        {"context": "Oslo.", "question": "x"}
+    ]
+    assert group_by_passage(rows) == ["Rome.", "Rome.", "Oslo."]
+    assert group_by_passage(rows[1:]) is None
+    assert group_by_passage([row | {"group": number} for number, row in enumerate(rows)]) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("kind", ["json", "jsonl", "csv", "parquet", "squad"])
 def test_questions_come_in_files_of_any_kind(command, head: Path, model: Path, tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"questions.{'json' if kind == 'squad' else kind}"
@@ -365,14 +377,22 @@ def test_a_confidence_that_is_not_known_is_null_and_the_file_is_json(command, he
     assert json.loads(result.stdout)["scored"]["without_confidence"] == 1
 
 
-@pytest.mark.parametrize("missing", ["torch", "transformers"])
-def test_a_missing_extra_is_named_with_its_pip_line(missing: str) -> None:
+def test_missing_datasets_are_named_with_their_pip_line(
+    command, head: Path, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    result = command("uq", "score", head, model, data, "--output", tmp_path / "x.jsonl")
+    assert result.exit_code == 2
+    assert result.stderr == f"hf-xai: Reading {str(data)!r} needs datasets: pip install 'hf-xai[transformers]'\n"
+
+
+def test_a_missing_extra_is_named_with_its_pip_line() -> None:
     code = (
         "import sys\n"
         "from importlib.abc import MetaPathFinder\n"
         "class Absent(MetaPathFinder):\n"
         "    def find_spec(self, name, path, target=None):\n"
-        f"        if name == {missing!r}:\n"
+        "        if name == 'torch':\n"
         "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
         "sys.meta_path.insert(0, Absent())\n"
         "sys.argv = ['hf-xai', 'uq', 'report', 'anything']\n"
@@ -382,5 +402,15 @@ def test_a_missing_extra_is_named_with_its_pip_line(missing: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert run.returncode == 2, run.stderr
-    assert run.stderr == f"hf-xai: hf_xai.transformers needs {missing}: pip install 'hf-xai[transformers]'\n"
+    assert run.stderr == "hf-xai: hf_xai.transformers needs torch: pip install 'hf-xai[transformers]'\n"
     assert not run.stdout
+
+
+def test_warnings_are_sentences_on_stderr_and_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    filters = list(warnings.filters)
+    with _warnings_as_notes():
+        warnings.simplefilter("always")
+        for message in ("Few answers.", "Few answers.", "Another template."):
+            warnings.warn(message, stacklevel=1)
+    assert capsys.readouterr().err == "Warning: Few answers.\nWarning: Another template.\n"
+    assert list(warnings.filters) == filters

@@ -71,14 +71,14 @@ def _device(device: str) -> Any:
 
 
 @contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """A block without progress bars and remarks of transformers, which then are as they were."""
+def quiet_transformers(*, progress_bars: bool = False) -> Iterator[None]:
+    """A block without remarks and, by default, progress bars of transformers, which then are as they were."""
     from transformers.utils import logging
 
     with ExitStack() as undo:
         undo.callback(logging.set_verbosity, logging.get_verbosity())
         logging.set_verbosity_error()
-        if logging.is_progress_bar_enabled():
+        if not progress_bars and logging.is_progress_bar_enabled():
             logging.disable_progress_bar()
             undo.callback(logging.enable_progress_bar)
         yield

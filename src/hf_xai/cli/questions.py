@@ -9,7 +9,7 @@ from typing import Any
 from hf_xai.errors import ConfigError, DataError, MissingDependencyError
 
 READERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
-COLUMNS = ("context", "question", "answers", "answer", "correctness")
+COLUMNS = ("context", "question", "answers", "answer", "correctness", "group")
 
 
 def load_questions(
@@ -50,6 +50,17 @@ def load_questions(
             f"--column {missing[0]}=NAME."
         )
     return [row | {name: row[source] for name, source in renamed.items() if source in row} for row in rows]
+
+
+def group_by_passage(records: Sequence[Mapping[str, Any]]) -> list[Any] | None:
+    """Group of each record: its column ``group`` where all have one, else its passage where some are shared.
+
+    Questions on one passage are no independent evidence, so a group is never on both sides of a fold.
+    """
+    if all(record.get("group") is not None for record in records):
+        return [record["group"] for record in records]
+    passages = [record["context"] for record in records]
+    return passages if len(set(passages)) < len(passages) else None
 
 
 def _renamed(columns: Sequence[str]) -> dict[str, str]:
@@ -96,8 +107,12 @@ def _squad_file(path: Path) -> list[dict[str, Any]] | None:
     try:
         articles = json.loads(path.read_text(encoding="utf-8"))["data"]
         return [
-            {"id": question.get("id"), "context": paragraph["context"], "question": question["question"]}
-            | {"answers": {"text": [answer["text"] for answer in question["answers"]]}}
+            {
+                "id": question.get("id"),
+                "context": paragraph["context"],
+                "question": question["question"],
+                "answers": {"text": [answer["text"] for answer in question["answers"]]},
+            }
             for article in articles
             for paragraph in article["paragraphs"]
             for question in paragraph["qas"]

@@ -13,7 +13,7 @@ from typer import Argument, Option, Typer
 
 from hf_xai.cli.language_models import Dtype, load_language_model, quiet_transformers
 from hf_xai.cli.printing import note, print_json, print_table, write_json
-from hf_xai.cli.questions import load_questions, read_scored
+from hf_xai.cli.questions import group_by_passage, load_questions, read_scored
 from hf_xai.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,19 +96,21 @@ def fit(
     records = load_questions(data, split=split, columns=column or (), limit=limit)
     language_model, tokenizer = load_language_model(model, dtype, device, gguf_file)
     note(f"Reading the answers to {len(records)} questions; this is one generation and up to eight passes for each.")
-    with quiet_transformers(), _warnings_as_notes():
+    with quiet_transformers(progress_bars=True), _warnings_as_notes():
         head = fit_feature_gap(
             language_model,
             tokenizer,
             records,
             config=config,
             correctness_fn=CORRECTNESS[correctness],
+            groups=group_by_passage(records),
             batch_size=batch_size,
             resume_dir=resume_dir,
             baselines=baselines,
             seed=seed,
             verbose=False,
         )
+    with quiet_transformers():
         head.save_pretrained(output)
     note(f"Saved to {output}.")
     if push is not None:
@@ -142,6 +144,8 @@ def score(
     Answers are also labelled where DATA has answers or a column correctness, and the summary then says how well the
     confidence tells right from wrong.
     """
+    from huggingface_hub.utils import tqdm
+
     from hf_xai.transformers import CORRECTNESS, FeatureGapQAPipeline, FeatureGapReport, confidence_page
 
     fitted = _load_head(head)
@@ -152,13 +156,15 @@ def score(
             language_model, tokenizer, feature_gap=fitted, all_probabilities=True, device=language_model.device
         )
     options = {"return_tokens": True, "threshold": "fitted" if threshold is None else threshold}
-    note(f"Scoring the answers to {len(records)} questions.")
-    with quiet_transformers(), _warnings_as_notes():
-        if all(isinstance(record.get("answer"), str) for record in records):
+    given = sum(isinstance(record.get("answer"), str) for record in records)
+    note(f"Scoring {'given' if given == len(records) else 'new'} answers to {len(records)} questions.")
+    with quiet_transformers(progress_bars=True), _warnings_as_notes():
+        if given == len(records):
             answers = qa.score(records, batch_size=batch_size, **options)
         else:
             length = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
-            answers = qa(records, batch_size=batch_size, **options, **length)
+            one_by_one = qa((record for record in records), batch_size=batch_size, **options, **length)
+            answers = list(tqdm(one_by_one, "Answering", total=len(records), unit="question"))
     rows = _labelled(records, answers, CORRECTNESS[correctness])
     _write_lines(output, rows)
     note(f"Wrote {output}.")
@@ -198,9 +204,16 @@ def report(
 
 @contextmanager
 def _warnings_as_notes() -> Iterator[None]:
-    """A block whose warnings are sentences and not lines of code."""
+    """A block whose warnings are sentences, each said once, and not lines of code."""
+    said: set[str] = set()
+
+    def say(message: Warning | str, *_: Any, **__: Any) -> None:
+        if str(message) not in said:
+            said.add(str(message))
+            note(f"Warning: {message}")
+
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: note(f"Warning: {message}")
+        warnings.showwarning = say
         yield
 
 

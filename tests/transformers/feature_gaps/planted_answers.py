@@ -58,7 +58,7 @@ def planted_answers(
     }
     data = AnswerStates(
         states=states,
-        last=standard,
+        last=(standard + 0.3 * generator.standard_normal(standard.shape)).astype(np.float32),
         layers=layers,
         probabilities=probabilities,
         num_tokens=np.ones(rows, dtype=int),

@@ -42,9 +42,7 @@ def with_gaps(model: PreTrainedModel, head: Any, given: Prompts, **arguments: An
 
 
 @pytest.mark.parametrize("decoding", DECODING)
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CAUSAL_LMS]
-)
+@pytest.mark.parametrize("name", CAUSAL_LMS)
 def test_online_is_offline_is_the_slow_version(name: str, decoding: str) -> None:
     model, given = talker(name), prompts()
     head = random_head(model, probabilities=ALL_PROBABILITIES)
@@ -248,18 +246,16 @@ def test_rows_that_other_criteria_end_count_up_to_there(padding: str) -> None:
 def test_stop_strings_work_with_a_tokenizer() -> None:
     model, given, tokenizer = talker("llama"), prompts(), tiny_chat_tokenizer()
     head = random_head(model)
-    plain = generate(model, given, do_sample=False)[:, given.length :]
-    stop = tokenizer.decode(plain[1, 3:5])
-    outputs = generate_with_feature_gap(
-        model,
-        head,
-        **given.inputs,
-        max_new_tokens=NEW_TOKENS,
-        do_sample=False,
-        tokenizer=tokenizer,
-        stop_strings=[stop],
-    )
-    assert outputs.num_tokens[1] == 5
+    stop = tokenizer.decode(generate(model, given, do_sample=False)[1, given.length + 3 : given.length + 5])
+    arguments = {**given.inputs, "max_new_tokens": NEW_TOKENS, "do_sample": False, "tokenizer": tokenizer}
+    plain = model.generate(**arguments, stop_strings=stop)
+    outputs = generate_with_feature_gap(model, head, **arguments, stop_strings=stop)
+    assert torch.equal(outputs.sequences, plain)
+    for row, count in enumerate(outputs.num_tokens.tolist()):
+        answer = plain[row, given.length :][:count]
+        assert (stop in tokenizer.decode(answer)) == (count < NEW_TOKENS)
+        assert stop not in tokenizer.decode(answer[:-1])
+    assert outputs.num_tokens[1] <= 5
     with pytest.raises(ConfigError, match="stop_strings need the tokenizer"):
         generate_with_feature_gap(model, head, **given.inputs, stop_strings=[stop])
 

@@ -15,6 +15,8 @@ from hf_xai.transformers.feature_gaps.labelled import LabelledAnswers
 from hf_xai.transformers.feature_gaps.resampling import RankingBootstrap, resampled_figures
 from hf_xai.transformers.feature_gaps.scorers import NAMES, fit_scorer
 from hf_xai.transformers.feature_gaps.validation import (
+    HeldOutScores,
+    choose_among,
     choose_scorer,
     cross_validate,
     cross_validated_logits,
@@ -199,6 +201,27 @@ def test_auto_prefers_the_simplest_of_what_is_equally_good() -> None:
         assert figures["behind_best"] == pytest.approx(best - figures["prr"])
 
 
+@pytest.mark.parametrize("lead", [0.0, 3.0])
+def test_one_standard_error_decides_between_simple_and_best(lead: float) -> None:
+    data, labels = planted_answers(120)
+    answers = LabelledAnswers.check(data, labels)
+    noise = np.random.default_rng(2).standard_normal((2, 120))
+    rivals = sorted(2 * labels + noise, key=lambda logits: prediction_rejection_ratio(logits, labels))
+    logits = dict.fromkeys(("probabilities", "gaps+probabilities"), np.zeros(120))
+    logits |= {"gaps": rivals[0], "saplma": rivals[1] + lead * labels}
+    scores = {
+        name: HeldOutScores(logits=values, labels=labels, groups=None, folds=np.arange(120) % 5)
+        for name, values in logits.items()
+    }
+    choice = choose_among(answers, scores, PCA)
+    behind = choice.figures["gaps"]
+    assert choice.figures["saplma"]["behind_best"] == 0 < behind["behind_best"]
+    assert (behind["behind_best"] < behind["behind_best_se"]) == (lead == 0)
+    assert choice.name == ("gaps" if lead == 0 else "saplma")
+    assert choice.reason.startswith(f"'{choice.name}'")
+    assert ("within one standard error (" in choice.reason) == (lead == 0)
+
+
 def test_the_choice_is_the_same_for_the_same_seed() -> None:
     data, labels = planted_answers(60, gaps=1, scores=1)
     assert choose_scorer(data, labels, PCA, seed=2) == choose_scorer(data, labels, PCA, seed=2)
@@ -274,12 +297,14 @@ def test_auto_carries_what_it_chose_and_why() -> None:
 
 def test_a_single_score_as_head_is_ranked_as_it_is() -> None:
     data, labels = planted_answers(80, scores=2)
+    data.probabilities["entropy"] -= data.probabilities["logprob"]  # both latents
+    data.probabilities["logprob"] = data.probabilities["min_logprob"] ** 2
     config = FeatureGapConfig(direction="pca", folds=3, scorer="auto")
-    data.probabilities["entropy"][:] = data.probabilities["min_logprob"][:] = 0
-    data.probabilities["logprob"][:] = 10 * labels + np.linspace(0, 1, 80)
     readout = fit_readout(data, labels, config)
-    assert readout.name == "logprob"
-    assert readout.report["cross_validated"]["prr"] == pytest.approx(1)
+    assert readout.name == "entropy"
+    ranked = prediction_rejection_ratio(-data.probabilities["entropy"], labels)
+    pooled = expit(cross_validated_logits(data, labels, "entropy", config))
+    assert readout.report["cross_validated"]["prr"] == ranked != prediction_rejection_ratio(pooled, labels)
 
 
 def test_calibration_is_learned_from_held_out_confidences_and_judged_on_other_folds() -> None:

@@ -136,8 +136,8 @@ def choose_scorer(
     Candidates, simplest first: each single probability score; logistic regression on them (``"probabilities"``);
     ``"gaps"`` and ``"gaps+probabilities"``; ``"saplma"``. Taken is the simplest kind with a candidate whose
     cross-validated PRR is within one standard error of the best, by a paired bootstrap of the difference; of several
-    in one kind, the best. So a head reads hidden states only where your labels show that it pays. A single score needs
-    no fit to rank, so it is compared as it is.
+    in one kind the first, as the best of them on a few labels is mostly the luckiest. So a head reads hidden states
+    only where your labels show that it pays. A single score needs no fit to rank, so it is compared as it is.
 
     The figure of the winner is the best of several, so slightly too good. Standard errors are of the rows (or whole
     groups) drawn, not of the folds or of fitting to other rows.
@@ -168,7 +168,7 @@ def choose_among(
         figures[name] |= {"behind_best": behind, "behind_best_se": standard_error}
     near = [name for name, figure in figures.items() if figure["behind_best"] <= figure["behind_best_se"]]
     level = next(level for level in LEVELS if set(level).intersection(near))
-    chosen = max((name for name in level if name in near), key=lambda name: figures[name]["prr"])
+    chosen = next(name for name in level if name in near)
     return ScorerChoice(chosen, _reason(chosen, best, figures), figures)
 
 
