@@ -201,6 +201,20 @@ def test_auto_prefers_the_simplest_of_what_is_equally_good() -> None:
         assert figures["behind_best"] == pytest.approx(best - figures["prr"])
 
 
+def test_auto_takes_the_first_of_single_scores_that_are_equally_good_and_not_the_luckiest() -> None:
+    data, labels = planted_answers(120)
+    generator = np.random.default_rng(4)
+    shared, own, *others = generator.standard_normal((4, 120))
+    known = labels + shared
+    data.probabilities.update({"logprob": known + 0.1 * own, "entropy": -known})
+    data.probabilities.update(zip(("min_logprob", "sequence_logprob"), others, strict=True))
+    choice = choose_scorer(data, labels, PCA)
+    entropy, logprob = choice.figures["entropy"], choice.figures["logprob"]
+    assert entropy["prr"] > logprob["prr"]
+    assert logprob["behind_best"] <= logprob["behind_best_se"]
+    assert choice.name == "logprob"
+
+
 @pytest.mark.parametrize("lead", [0.0, 3.0])
 def test_one_standard_error_decides_between_simple_and_best(lead: float) -> None:
     data, labels = planted_answers(120)
