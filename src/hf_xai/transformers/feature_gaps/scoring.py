@@ -17,7 +17,7 @@ from hf_xai.transformers.feature_gaps.output import FeatureGapOutput
 from hf_xai.transformers.feature_gaps.prompts import PromptEncoder, Record
 from hf_xai.transformers.feature_gaps.readout import answer_mask as mask_of_answers
 from hf_xai.transformers.feature_gaps.readout import chosen_token_values, spoken_lengths
-from hf_xai.transformers.feature_gaps.teacher_forcing import entropy, pad
+from hf_xai.transformers.feature_gaps.teacher_forcing import entropy, input_device, pad
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -200,9 +200,3 @@ def score_dataset(
 
     results = map_dataset(score, rows, accelerator=accelerator, batch_size=batch_size, description="Scoring answers")
     return FeatureGapOutput(**results)
-
-
-def input_device(model: Any) -> torch.device:
-    """Where a model wants its token ids; the hooks of an offloaded model move them on."""
-    device = model.get_input_embeddings().weight.device
-    return torch.device("cpu") if device.type == "meta" else device

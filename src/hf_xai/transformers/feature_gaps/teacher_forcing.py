@@ -109,7 +109,7 @@ class AnswerReader:
         self, model: "PreTrainedModel", layers: Sequence[int], pooling: str = "mean", share_prefix: bool = True
     ) -> None:
         self.model, self.layers, self.pooling, self.share_prefix = model, tuple(layers), pooling, share_prefix
-        self.device = model.get_input_embeddings().weight.device
+        self.device = input_device(model)
         accepted = inspect.signature(model.forward).parameters
         self.cache_name = "cache" if "cache" in accepted else "past_key_values"
         self._keeps_logits = "logits_to_keep" in accepted
@@ -212,6 +212,12 @@ class AnswerReader:
             if count:
                 weights[row, 1, start + count - 1] = 1
         return weights
+
+
+def input_device(model: "PreTrainedModel") -> torch.device:
+    """Where a model wants its token ids; the hooks of an offloaded model move them on."""
+    device = model.get_input_embeddings().weight.device
+    return torch.device("cpu") if device.type == "meta" else device
 
 
 def answer_probabilities(logits: Tensor, starts: Sequence[int], answers: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
