@@ -1,6 +1,13 @@
 """Measures that methods and benchmarks share: pure functions of arrays and tensors."""
 
 from hf_xai.metrics.calibration import ReliabilityCurve, brier_score, expected_calibration_error, reliability_curve
+from hf_xai.metrics.consistency import (
+    average_precision,
+    coefficient_of_variation,
+    jaccard_consistency,
+    recall_at,
+    spearman_consistency,
+)
 from hf_xai.metrics.images import psnr, relative_error
 from hf_xai.metrics.intervals import Estimate, bootstrap_interval, paired_bootstrap, ratio_of_means
 from hf_xai.metrics.ranking import DelongTest, auroc, delong_interval, delong_test
@@ -18,18 +25,23 @@ __all__ = [
     "ReliabilityCurve",
     "RiskCoverageCurve",
     "auroc",
+    "average_precision",
     "bootstrap_interval",
     "brier_score",
+    "coefficient_of_variation",
     "delong_interval",
     "delong_test",
     "expected_calibration_error",
+    "jaccard_consistency",
     "paired_bootstrap",
     "prediction_rejection_ratio",
     "psnr",
     "ratio_of_means",
+    "recall_at",
     "relative_error",
     "reliability_curve",
     "risk_at_coverage",
     "risk_coverage_area",
     "risk_coverage_curve",
+    "spearman_consistency",
 ]

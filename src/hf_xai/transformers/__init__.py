@@ -15,6 +15,12 @@ except ImportError as error:
         f"hf_xai.transformers needs {error.name}: pip install 'hf-xai[transformers]'"
     ) from error
 
+from hf_xai.transformers.f_ine import (
+    InfluenceCallback,
+    InfluenceConfig,
+    InfluenceScores,
+    Observations,
+)
 from hf_xai.transformers.feature_gaps import (
     CORRECTNESS,
     AnswerStates,
@@ -57,6 +63,10 @@ __all__ = [
     "FeatureGapRecorder",
     "FeatureGapReport",
     "FeatureGapStoppingCriteria",
+    "InfluenceCallback",
+    "InfluenceConfig",
+    "InfluenceScores",
+    "Observations",
     "confidence_page",
     "contains_gold",
     "contains_gold_or_f1",

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from hf_xai.activations import unwrap_model
+from hf_xai.activations import evaluation_mode, unwrap_model
 from hf_xai.distributed import map_dataset
 from hf_xai.errors import ConfigError, DataError, UnsupportedModelError
 from hf_xai.metrics import auroc, prediction_rejection_ratio
 from hf_xai.transformers.feature_gaps.correctness import contains_gold, gold_answers
-from hf_xai.transformers.feature_gaps.extraction import evaluation_mode
 from hf_xai.transformers.feature_gaps.modeling import FeatureGapHead
 from hf_xai.transformers.feature_gaps.pipeline import FeatureGapQAPipeline
 from hf_xai.transformers.feature_gaps.prompts import Record, text_of

@@ -5,14 +5,14 @@ Runs on one process or many, keeps finished batches in ``resume_dir``, and needs
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from hf_xai.activations import evaluation_mode
 from hf_xai.distributed import map_dataset, seeded_generator
 from hf_xai.errors import DataError, UnsupportedModelError
 from hf_xai.hub import config_fingerprint, weights_fingerprint
@@ -141,18 +141,6 @@ def extract_answer_states(
             description="Reading answers",
         )
     return _as_states(tensors, measure, questions, tokenizer)
-
-
-@contextmanager
-def evaluation_mode(model: "PreTrainedModel") -> Iterator[None]:
-    """Evaluation mode for a block; afterwards every module is in the mode that it was in."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 class _Measurement:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hf_xai.activations import read_hidden_states, unwrap_model
+from hf_xai.activations import evaluation_mode, read_hidden_states, unwrap_model
 from hf_xai.distributed import map_dataset
 from hf_xai.errors import DataError
-from hf_xai.transformers.feature_gaps.extraction import evaluation_mode, window_of
+from hf_xai.transformers.feature_gaps.extraction import window_of
 from hf_xai.transformers.feature_gaps.output import FeatureGapOutput
 from hf_xai.transformers.feature_gaps.prompts import PromptEncoder, Record
 from hf_xai.transformers.feature_gaps.readout import answer_mask as mask_of_answers
