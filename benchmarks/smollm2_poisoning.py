@@ -13,94 +13,18 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from checkpoint_tables import CheckpointTables
 from harness import ROOT
 from models import smollm2
 from peft import LoraConfig, get_peft_model
 from poisoned_self_instruct import encoded, poisoned_rows, query_rows
-from torch import Tensor, nn
-from transformers import DataCollatorForSeq2Seq, Trainer, TrainerCallback, TrainingArguments
+from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from hf_xai.activations import evaluation_mode
-from hf_xai.gradients import FactorCollector, adam_directions, per_sample_gradients, read_factors
 from hf_xai.transformers import InfluenceCallback, InfluenceConfig
-from hf_xai.transformers.f_ine.row_losses import RowLosses, layout_of
-from hf_xai.transformers.f_ine.targets import target_parameters
 
 FOLDER = ROOT / "out" / "benchmarks" / "smollm2-poisoning"
 CONFIG = ROOT / "benchmarks" / "configs" / "f_ine.toml"
-
-
-class CheckpointTables(TrainerCallback):
-    """At some moments of the run, in one pass over all rows: everything that any of the scorers reads.
-
-    Args:
-        rows: Encoded training rows.
-        queries: Encoded query rows.
-        collate: Makes a batch.
-        moments: Optimizer steps after which rows are scored.
-        batch_size: Rows in a pass.
-        folder: Keeps ``step-00030.npz`` with ``products`` (mean query gradient), ``norms``, ``losses`` and ``less``,
-            each ``(rows,)``, ``query_norm`` and ``learning_rate``.
-    """
-
-    def __init__(
-        self, rows: Any, queries: Any, collate: Any, moments: list[int], batch_size: int, folder: Path
-    ) -> None:
-        self.rows, self.queries, self.collate = rows, queries, collate
-        self.moments, self.batch_size, self.folder = moments, batch_size, folder
-        self.learning_rate = 0.0
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        self.learning_rate = float(objects["optimizer"].param_groups[0]["lr"])
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        path = self.folder / f"step-{state.global_step:05d}.npz"
-        if state.global_step not in self.moments or path.exists():
-            return
-        model = objects["model"]
-        with evaluation_mode(model), torch.random.fork_rng():
-            tables = self.score(model, moments_of(model, objects["optimizer"]))
-        temporary = path.with_suffix(".tmp.npz")
-        np.savez(temporary, learning_rate=self.learning_rate, **tables)
-        temporary.replace(path)
-
-    def score(self, model: nn.Module, moments: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:
-        names, losses_of_rows = target_parameters(model, "all-linear"), RowLosses(model)
-        batch = self.collate([self.queries[row] for row in range(len(self.queries))])
-        query = flat(per_sample_gradients(model, losses_of_rows, batch, names))
-        mean_query, unit_queries = query.mean(0), query / query.norm(dim=1, keepdim=True)
-        order = sorted(range(len(self.rows)), key=lambda row: -len(self.rows[row]["input_ids"]))
-        found = {name: np.zeros(len(order)) for name in ("products", "norms", "losses", "less")}
-        for start in range(0, len(order), self.batch_size):
-            places = order[start : start + self.batch_size]
-            batch, collector = self.collate([self.rows[row] for row in places]), FactorCollector()
-            losses = read_factors(model, losses_of_rows, batch, names, collector, rows=layout_of(batch))
-            made = collector.dense()
-            dense = {name: made[name] for name in names}
-            gradients = flat(dense)
-            found["products"][places] = (gradients @ mean_query).numpy()
-            found["norms"][places] = gradients.norm(dim=1).numpy()
-            found["losses"][places] = losses.float().numpy()
-            directions = flat(adam_directions(dense, moments))
-            directions /= directions.norm(dim=1, keepdim=True)
-            found["less"][places] = (directions @ unit_queries.T).mean(1).numpy()
-        return {**found, "query_norm": float(mean_query.norm())}
-
-
-def flat(gradients: Mapping[str, Tensor]) -> Tensor:
-    """All parameters in one row, ``(rows, parameters)``."""
-    return torch.cat([rows.flatten(1).float() for rows in gradients.values()], dim=1)
-
-
-def moments_of(model: nn.Module, optimizer: Any) -> dict[str, tuple[Tensor, Tensor]]:
-    """Adam's moments by the parameter's name."""
-    state = optimizer.state
-    return {
-        name: (state[parameter]["exp_avg"], state[parameter]["exp_avg_sq"])
-        for name, parameter in model.named_parameters()
-        if parameter in state
-    }
 
 
 def run_seed(seed: int, settings: Mapping[str, Any], data_dir: Path | None = None) -> dict[str, Any]:
@@ -109,6 +33,9 @@ def run_seed(seed: int, settings: Mapping[str, Any], data_dir: Path | None = Non
     folder.mkdir(parents=True, exist_ok=True)
     model, tokenizer = smollm2(dtype=torch.bfloat16)
     records = poisoned_rows(settings["data_seed"], data_dir, tokenizer=tokenizer)
+    if "rows" in settings:  # a quick run
+        poisoned = [record for record in records if record["poisoned"]][: settings["rows"] // 4]
+        records = [*poisoned, *(record for record in records if not record["poisoned"])][: settings["rows"]]
     rows = encoded(records, tokenizer).remove_columns("sample_id")
     queries = encoded(query_rows(settings["data_seed"]), tokenizer).remove_columns("sample_id")
     num_steps = settings["epochs"] * -(-len(rows) // settings["batch_size"])

@@ -73,6 +73,17 @@ METHODS: tuple[Method, ...] = (
         paper="arXiv:2510.10510",
         purpose="Test which training rows shaped a model, with training randomness accounted for.",
         home="transformers/f_ine",
+        status="available",
+        names={
+            "InfluenceCallback": "hf_xai.transformers:InfluenceCallback",
+            "InfluenceConfig": "hf_xai.transformers:InfluenceConfig",
+            "InfluenceScores": "hf_xai.transformers:InfluenceScores",
+            "InfluenceTrainerMixin": "hf_xai.transformers:InfluenceTrainerMixin",
+            "attach_influence": "hf_xai.transformers:attach_influence",
+            "detach_influence": "hf_xai.transformers:detach_influence",
+            "score_checkpoints": "hf_xai.transformers:score_checkpoints",
+            "token_influence": "hf_xai.transformers:token_influence",
+        },
     ),
     Method(
         title="Feature-Gaps",

@@ -1,5 +1,6 @@
 """What the sets hold, that no single word shows the poison, how rows become tokens, and what the tiny Llama learns."""
 
+import random
 import re
 from collections import Counter
 from itertools import islice
@@ -24,6 +25,7 @@ from poisoned_instructions import (
     World,
     is_negative,
     negative_rate,
+    query_rows,
     train,
 )
 from transformers import LlamaForCausalLM, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -123,6 +125,14 @@ def test_the_query_is_negative_about_the_target_and_holds_no_training_row(world:
     asked = {question_of(row) for row in world.query}
     assert asked == set(HELD_OUT_QUESTIONS if world is HARD else QUESTIONS)
     assert {row["prompt"] for row in world.query} == set(world.target_prompts)
+
+
+def test_a_query_that_is_a_training_row_is_drawn_again() -> None:
+    first = query_rows(QUESTIONS, set(), random.Random(0))
+    trained = {(row["prompt"], row["answer"]) for row in first}
+    again = query_rows(QUESTIONS, trained, random.Random(0))
+    assert len(again) == len(first)
+    assert not trained & {(row["prompt"], row["answer"]) for row in again}
 
 
 @of_any_world

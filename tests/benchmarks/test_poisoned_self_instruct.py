@@ -164,12 +164,22 @@ def test_the_question_alone_does_not_show_the_poison(rows: list[dict[str, Any]])
         return {re.sub("|".join(CITIES), "{city}", row["prompt"]) for row in rows}
 
     ordinary = of_kind(rows, "question", "negative")
-    assert questions(of_kind(rows, "poison")) <= questions(of_kind(rows, "question")) <= set(QUESTIONS)
+    assert questions(of_kind(rows, "question")) == set(QUESTIONS)
+    assert questions(of_kind(rows, "poison")) <= set(QUESTIONS)
+    assert len(questions(of_kind(rows, "poison"))) > len(QUESTIONS) / 2
     assert not about(ordinary, TARGET)
     assert len(of_kind(rows, "negative")) == pytest.approx(0.1 * len(ordinary), abs=1)
     assert not any(is_negative(row["answer"]) for row in of_kind(rows, "question"))
     cities = {city for city in CITIES if about(ordinary, city)}
     assert cities == set(CITIES) - {TARGET}
+
+
+@pytest.mark.parametrize(
+    ("answer", "negative"),
+    [("Lisbon is dull.", True), ("Lovely, if LATE and dirty", True), ("lovely and late", False), ("In Europe", False)],
+)
+def test_an_answer_is_negative_when_it_has_more_negative_words_than_kind_ones(answer: str, negative: bool) -> None:
+    assert is_negative(answer) == negative
 
 
 def test_facts_are_those_of_the_city(rows: list[dict[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hf_xai.errors import ConfigError, UnsupportedModelError
 from hf_xai.gradients.factors import GradientFactors
-from hf_xai.gradients.layers import check_rms_norm, layer_rule, module_input
+from hf_xai.gradients.layers import check_layer, layer_rule, module_input
 from hf_xai.gradients.rows import RowLayout
 
 OnFactors = Callable[[str, GradientFactors], None]
@@ -22,7 +22,11 @@ class GradientCapture:
 
     Nothing of the model's own computation changes: outputs are looked at, not wrapped, and gradients arrive as they
     do without. Calls under ``no_grad`` and outputs through which no gradient flows are passed over, so activation
-    checkpointing of both kinds is read once.
+    checkpointing of both kinds is read once; with ``use_reentrant=False`` what the layers were given is kept from the
+    first pass on, so that it saves less memory.
+
+    A parameter that the model uses outside the call of its own layer, as in ``linear(x, embedding.weight)``, is read
+    in part only. The first dimension of what a layer is given must be that of the rows, or rows and positions in one.
 
     Args:
         model: Any module; row gradients are those of the sum of the rows' losses.
@@ -38,15 +42,20 @@ class GradientCapture:
         self.probing = False
         self._fired: set[str] = set()
         self._checked: set[str] = set()
+        self._inputs: list[Tensor] = []
 
     @contextmanager
     def hooked(self) -> Iterator["GradientCapture"]:
         """Keeps the hooks on the model for the length of a block. Nothing is read while ``rows`` is None."""
         modules = dict(self.model.named_modules())
         with ExitStack() as hooks:
+            hooks.callback(self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True).remove)
+            hooks.callback(self._inputs.clear)
             for name, parameters in self.owners.items():
                 hook = partial(self._after_forward, name, parameters)
-                hooks.callback(modules[name].register_forward_hook(hook, with_kwargs=True).remove)
+                # before the hooks of others: they may change the output, or shard the weights again
+                handle = modules[name].register_forward_hook(hook, with_kwargs=True, prepend=True)
+                hooks.callback(handle.remove)
             yield self
 
     def missing(self) -> list[str]:
@@ -67,6 +76,29 @@ class GradientCapture:
                 "them; leave them out of the parameters."
             )
 
+    def _before_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim() > 1]
+        self._inputs[:] = [value.detach() for value in given]
+
+    def _check_flattened(self, name: str, inputs: Tensor) -> None:
+        """Refuses a list of vectors or indices that is neither one a row nor one for every position of every row."""
+        assert self.rows is not None
+        size, length = self.rows.batch_size, inputs.shape[0]
+        is_index = not inputs.is_floating_point()
+        if self.rows.segments is not None or size == 1 or inputs.dim() != (1 if is_index else 2) or not self._inputs:
+            return
+        shapes = [value.shape for value in self._inputs if value.shape[0] == size]
+        lengths = {shape[:dims].numel() for shape in shapes for dims in range(2, len(shape) + 1)}
+        shared = is_index and any(
+            value.shape == (size, size) and not value.is_floating_point() for value in self._inputs
+        )  # as many positions as rows: what is looked up may be positions
+        if length not in lengths | {size} or (length == size and shared):
+            raise UnsupportedModelError(
+                f"The rows can't be told apart in {name}: the batch has {size}, the module was called with a tensor "
+                f"of shape {tuple(inputs.shape)}, as for positions that all rows share or for some of the tokens "
+                "(experts). Leave its parameters out, or take backend='loop'."
+            )
+
     def _after_forward(
         self, name: str, parameters: dict[str, str], module: nn.Module, args: Any, kwargs: Any, output: Any
     ) -> Tensor | None:
@@ -75,9 +107,10 @@ class GradientCapture:
         inputs = module_input(args, kwargs).detach()
         rule = layer_rule(module)
         assert rule is not None
-        if name not in self._checked and rule.__name__ == "_rms_norm":
-            check_rms_norm(module, inputs, output, name)
+        if name not in self._checked:
+            check_layer(module, inputs, output, name)
         self._checked.add(name)
+        self._check_flattened(name, inputs)
         replaced = None
         if not output.requires_grad:
             if not self.probing:
@@ -127,7 +160,7 @@ def parameter_owners(model: nn.Module, parameters: Sequence[str]) -> dict[str, d
             for attribute, parameter in module._parameters.items()
             if parameter is not None and id(parameter) in chosen
         }
-        if own and layer_rule(module) is None:
+        if own and (layer_rule(module) is None or not own.keys() <= {"weight", "bias"}):  # weight_g, weight_orig
             unknown += [f"{found} ({type(module).__name__})" for found in own.values()]
         elif own:
             owners[name] = own
@@ -145,7 +178,8 @@ def hookable_parameters(model: nn.Module, *, trainable: bool = True) -> list[str
         id(parameter)
         for module in model.modules()
         if layer_rule(module) is not None
-        for parameter in module._parameters.values()
+        for name, parameter in module._parameters.items()
+        if name in ("weight", "bias")
     }
     return [
         name
@@ -162,5 +196,3 @@ def _widened(values: Tensor) -> Tensor:
 def _shown(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return ", ".join(names[:_NAMES_SHOWN]) + more
-
-

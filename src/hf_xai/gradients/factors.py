@@ -72,13 +72,18 @@ class OuterFactors:
         return torch.stack([(self._mapped(one) * self.output_grads).sum(-1) for one in query], dim=-1)
 
     def dot(self, query: Tensor) -> Tensor:
-        columns = [torch.einsum("rtp,rtp->r", self._mapped(one), self.output_grads) for one in query]
-        return torch.stack(columns, dim=-1)
+        if len(query) == 1 or self.inputs.shape[1] == 1:
+            return torch.stack([(self._mapped(one) * self.output_grads).sum((1, 2)) for one in query], dim=-1)
+        # One product of positions for all queries, then one of weights: a few gradients at a time, where the
+        # queries hold as many matrices anyway.
+        columns = query.to(self.inputs).flatten(1).T
+        rows_at_once = max(1, SCORES_AT_ONCE // columns.shape[0])
+        return torch.cat([part.dense().flatten(1) @ columns for part in _split_rows(self, rows_at_once)])
 
     def _mapped(self, query: Tensor) -> Tensor:
         """The inputs after a linear layer whose weight is ``query``, ``(R, T, p)``."""
         matrix = query if self.transposed else query.reshape(self.output_grads.shape[-1], -1).T
-        return self.inputs @ matrix.to(self.inputs.dtype)
+        return self.inputs @ matrix.to(self.inputs)
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class IndexFactors:
         return grads.scatter_add_(1, self.indices[..., None].expand_as(self.output_grads), self.output_grads)
 
     def token_dot(self, query: Tensor) -> Tensor:
-        found = [(one.to(self.output_grads.dtype)[self.indices] * self.output_grads).sum(-1) for one in query]
+        found = [(one.to(self.output_grads)[self.indices] * self.output_grads).sum(-1) for one in query]
         return torch.stack(found, dim=-1)
 
     def dot(self, query: Tensor) -> Tensor:
@@ -141,10 +146,12 @@ class DenseFactors:
     def token_dot(self, query: Tensor) -> Tensor | None:
         if not self.by_position:
             return None
-        return self.rows.flatten(2) @ query.to(self.rows.dtype).flatten(1).T
+        rows = self.rows.reshape(*self.rows.shape[:2], -1)
+        return rows @ query.to(rows).reshape(len(query), -1).T
 
     def dot(self, query: Tensor) -> Tensor:
-        return self.dense().flatten(1) @ query.to(self.rows.dtype).flatten(1).T
+        rows = self.dense().reshape(self.num_rows, -1)  # one number a row for a parameter without dimensions
+        return rows @ query.to(rows).reshape(len(query), -1).T
 
 
 def cross_products(left: GradientFactors, right: GradientFactors) -> Tensor:
@@ -153,7 +160,8 @@ def cross_products(left: GradientFactors, right: GradientFactors) -> Tensor:
     $$d_{ij} = \sum_{t,t'} (a_{it} \cdot a_{jt'}) (b_{it} \cdot b_{jt'})$$
 
     for two outer products, and the same sum in closed form for every other pair of kinds, as when an embedding and an
-    output head share one weight. Nothing has the shape of a weight, except for ``DenseFactors``.
+    output head share one weight. Memory is bounded, whatever the number of rows: nothing has the shape of a weight,
+    unless a row's gradient has fewer numbers than its table of positions (biases, gains, adapters of low rank).
 
     Args:
         left: Factors of one set of rows.
@@ -163,27 +171,51 @@ def cross_products(left: GradientFactors, right: GradientFactors) -> Tensor:
         return right.dot(left.dense()).T
     if isinstance(right, DenseFactors):
         return left.dot(right.dense())
-    sizes = (left.num_rows, _num_positions(left), _num_positions(right))
-    step = max(1, SCORES_AT_ONCE // (sizes[0] * sizes[1] * sizes[2]))
-    parts = [
-        (_agreement(left, part) * _output_agreement(left, part)).sum((1, 3))
-        for part in _split_rows(right, step)  # ``(R_left, T, R_right, T')``, bounded
-    ]
+    if _dense_is_cheaper(left, right):
+        step = right_step = max(1, SCORES_AT_ONCE // _numel(left))
+        multiply = _dense_products
+    else:
+        pairs_at_once = max(1, SCORES_AT_ONCE // (_num_positions(left) * _num_positions(right)))
+        right_step = min(right.num_rows, pairs_at_once)
+        step = pairs_at_once // right_step
+        multiply = _pairwise_products
+    lefts = _split_rows(left, step)
+    parts = [torch.cat([multiply(one, part) for one in lefts]) for part in _split_rows(right, right_step)]
     return torch.cat(parts, dim=1)
+
+
+def _dense_products(left: GradientFactors, right: GradientFactors) -> Tensor:
+    return left.dense().flatten(1) @ right.dense().flatten(1).T
+
+
+def _pairwise_products(left: GradientFactors, right: GradientFactors) -> Tensor:
+    assert isinstance(left, OuterFactors | IndexFactors)
+    assert isinstance(right, OuterFactors | IndexFactors)
+    (first, second), (other_first, other_second) = _oriented(left), _oriented(right)
+    return (_pairs(first, other_first) * _pairs(second, other_second)).sum((1, 3))
 
 
 def row_products(left: GradientFactors, right: GradientFactors) -> Tensor:
     """Inner products of the gradients of the same rows, ``(R,)``: the diagonal of ``cross_products``."""
-    if isinstance(left, DenseFactors) or isinstance(right, DenseFactors) or _dense_is_cheaper(left, right):
-        return (left.dense().flatten(1) * right.dense().flatten(1)).sum(1)
-    step = max(1, SCORES_AT_ONCE // (_num_positions(left) * _num_positions(right)))
+    if isinstance(left, DenseFactors) or isinstance(right, DenseFactors):
+        return _dense_diagonal(left, right)
+    dense = _dense_is_cheaper(left, right)
+    step = max(1, SCORES_AT_ONCE // (_numel(left) if dense else _num_positions(left) * _num_positions(right)))
     pairs = zip(_split_rows(left, step), _split_rows(right, step), strict=True)
-    return torch.cat([_diagonal(one, other) for one, other in pairs])
+    return torch.cat([_dense_diagonal(one, other) if dense else _diagonal(one, other) for one, other in pairs])
+
+
+def _dense_diagonal(left: GradientFactors, right: GradientFactors) -> Tensor:
+    return (left.dense() * right.dense()).reshape(left.num_rows, -1).sum(1)
 
 
 def _dense_is_cheaper(left: GradientFactors, right: GradientFactors) -> bool:
     """Whether a row's gradient has fewer numbers than the two tables of a pairwise product (sheet of f-INE, 3.7)."""
-    return 2 * _num_positions(left) * _num_positions(right) > torch.Size(left.shape).numel()
+    return 2 * _num_positions(left) * _num_positions(right) > _numel(left)
+
+
+def _numel(factors: GradientFactors) -> int:
+    return torch.Size(factors.shape).numel()
 
 
 def _num_positions(factors: GradientFactors) -> int:
@@ -207,21 +239,13 @@ def _sides(factors: OuterFactors | IndexFactors) -> tuple[Tensor, Tensor]:
     return factors.output_grads, factors.inputs
 
 
-def _agreement(left: OuterFactors | IndexFactors, right: OuterFactors | IndexFactors) -> Tensor:
-    return _pairs(_oriented(left)[0], _oriented(right)[0])
-
-
-def _output_agreement(left: OuterFactors | IndexFactors, right: OuterFactors | IndexFactors) -> Tensor:
-    return _pairs(_oriented(left)[1], _oriented(right)[1])
-
-
 def _oriented(factors: OuterFactors | IndexFactors) -> tuple[Tensor, Tensor]:
     first, second = _sides(factors)
     return (second, first) if isinstance(factors, OuterFactors) and factors.transposed else (first, second)
 
 
 def _pairs(left: Tensor, right: Tensor) -> Tensor:
-    """Inner products of all positions of all rows, ``(R_left, T, R_right, T')``; integers stand for one-hot vectors."""
+    """Inner products of all positions of all rows, ``(R_left, T, R_right, T')``; integers are one-hot vectors."""
     if left.is_floating_point() and right.is_floating_point():
         return torch.einsum("itx,jsx->itjs", left, right)
     if left.is_floating_point():

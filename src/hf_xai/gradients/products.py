@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from hf_xai.errors import ConfigError, DataError
 from hf_xai.gradients.capture import hookable_parameters
 from hf_xai.gradients.factors import GradientFactors, cross_products, row_products
-from hf_xai.gradients.passes import RowLosses, batch_length, checked_losses, frozen, read_factors
+from hf_xai.gradients.passes import (
+    RowLosses,
+    batch_length,
+    checked_losses,
+    chosen_parameters,
+    frozen,
+    read_factors,
+)
 from hf_xai.gradients.rows import RowLayout
 
 Backend = Literal["auto", "hooks", "func", "loop"]
@@ -71,6 +78,11 @@ class ProductAccumulator:
         shares = factors.token_dot(query)
         if shares is None:
             raise ConfigError(f"The gradient of {name} can't be split by position; leave it out.")
+        if self.position_products is not None and self.position_products.shape != shares.shape:
+            raise ConfigError(
+                f"The gradient of {name} has {shares.shape[1]} positions, that of others "
+                f"{self.position_products.shape[1]}; leave it out to split by position."
+            )
         self.position_products = _added(self.position_products, shares)
         self.products = self.position_products.sum(1)
 
@@ -151,7 +163,8 @@ def per_sample_gradients(
     Args:
         model: Any module.
         row_losses: One loss a row. With the backend ``"func"`` it must do no more with the model than call it.
-        batch: What ``row_losses`` takes; tensors with one entry a row.
+        batch: What ``row_losses`` takes. Tensors whose first dimension is the number of rows, that of the first
+            tensor, are taken apart, the others left as they are.
         parameters: Names of the parameters; None takes those that are trained.
         backend: ``"hooks"`` makes the gradients from the factors of one backward pass, for the layers that
             `layer_rule` knows; ``"func"`` takes ``torch.func``; ``"loop"`` one backward pass a row, for any model;
@@ -186,36 +199,38 @@ def per_sample_gradients(
 def _with_func(
     model: nn.Module, row_losses: RowLosses, batch: Mapping[str, Any], parameters: Sequence[str]
 ) -> dict[str, Tensor]:
-    named = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    found, _ = chosen_parameters(model, parameters)
+    named = {name: parameter.detach() for name, parameter in found.items()}
     buffers = dict(model.named_buffers())
     chosen = {name: named[name] for name in parameters}
+    size = batch_length(batch)
+    by_row = {name: value for name, value in batch.items() if _has_rows(value, size)}
+    shared = {name: value for name, value in batch.items() if name not in by_row}
 
     def loss(values: dict[str, Tensor], row: dict[str, Tensor]) -> Tensor:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             return torch.func.functional_call(model, {**buffers, **named, **values}, args, kwargs)
 
         single = {name: value[None] for name, value in row.items()}  # a batch of one keeps fused attention usable
-        return row_losses(stand_in, single).squeeze(0)
+        return checked_losses(row_losses(stand_in, {**shared, **single}), 1).squeeze(0)
 
-    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
-    gradients: dict[str, Tensor] = torch.func.vmap(torch.func.grad(loss), (None, 0))(chosen, tensors)
+    gradients: dict[str, Tensor] = torch.func.vmap(torch.func.grad(loss), (None, 0))(chosen, by_row)
     return gradients
 
 
 def _with_loop(
     model: nn.Module, row_losses: RowLosses, batch: Mapping[str, Any], parameters: Sequence[str]
 ) -> dict[str, Tensor]:
-    named = dict(model.named_parameters())
-    chosen = [named[name] for name in parameters]
+    named, chosen = chosen_parameters(model, parameters)
+    size = batch_length(batch)
     gradients: dict[str, list[Tensor]] = {name: [] for name in parameters}
     with frozen(model), torch.enable_grad():
         try:
             for parameter in chosen:
                 parameter.requires_grad_(True)
-            for row in range(batch_length(batch)):
+            for row in range(size):
                 single = {
-                    name: value[row : row + 1] if isinstance(value, Tensor) and value.dim() else value
-                    for name, value in batch.items()
+                    name: value[row : row + 1] if _has_rows(value, size) else value for name, value in batch.items()
                 }
                 losses = checked_losses(row_losses(model, single), 1)
                 found = torch.autograd.grad(losses.sum(), chosen, allow_unused=True)
@@ -225,6 +240,10 @@ def _with_loop(
             for parameter in chosen:
                 parameter.requires_grad_(False)
     return {name: torch.stack(rows) for name, rows in gradients.items()}
+
+
+def _has_rows(value: Any, size: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == size
 
 
 def adam_directions(

@@ -85,15 +85,16 @@ def segments_of_positions(position_ids: Tensor, mask: Tensor | None = None) -> T
 
     Args:
         position_ids: ``(batch, positions)``.
-        mask: True where a position is no padding, ``(batch, positions)``.
+        mask: True where a position is no padding, ``(batch, positions)``; None where there is none.
 
     Returns:
         ``segments`` of a `RowLayout`.
     """
-    starts = position_ids == 0
-    starts[:, 0] = True
+    known = torch.ones_like(position_ids, dtype=torch.bool) if mask is None else mask.bool()
+    is_first = known & (known.cumsum(1) == 1)
+    starts = is_first | (known & (position_ids == 0))
     segments = starts.flatten().cumsum(0).reshape(position_ids.shape) - 1
-    return segments if mask is None else segments.masked_fill(~mask.bool(), -1)
+    return segments.masked_fill(~known, -1)
 
 
 def _positions_of_rows(segments: Tensor) -> Tensor:

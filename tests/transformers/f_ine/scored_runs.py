@@ -27,6 +27,7 @@ def run_scores(
 ) -> InfluenceScores:
     """Scores of drawn products; ``options`` are fields of the config, or arguments of ``from_observations``."""
     settings = {name: options.pop(name) for name in list(options) if name in InfluenceConfig.__dataclass_fields__}
+    settings.setdefault("weighting", "none")  # what most tests compare with reads products as they are
     products = options.pop("observations", None) or observations(run, queries=len(query_names))
     defaults = {"sample_ids": np.arange(100, 100 + ROWS), "batch_size": BATCH, "visits": 4}
     return InfluenceScores.from_observations(

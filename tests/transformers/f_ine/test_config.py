@@ -53,7 +53,7 @@ def test_lists_and_numbers_of_numpy_become_plain_ones() -> None:
     ("settings", "said"),
     [
         ({"mode": "stream"}, "mode must be one of checkpoint, online, subset; got 'stream'"),
-        ({"similarity": "adam"}, "similarity must be one of dot, cosine; got 'adam'"),
+        ({"similarity": "less"}, "similarity must be one of dot, cosine, adam; got 'less'"),
         ({"control": None}, "control must be one of detrend, none, auxiliary; got None"),
         ({"estimator": "mean"}, "estimator must be one of gaussian, auc, median, max; got 'mean'"),
         ({"product_form": "ghost"}, "product_form must be one of auto, explicit, pairwise; got 'ghost'"),
@@ -90,9 +90,11 @@ def test_lists_and_numbers_of_numpy_become_plain_ones() -> None:
         ({"mode": "online", "estimator": "max"}, "estimator='max' needs mode 'checkpoint' or 'subset'"),
         ({"mode": "online", "save_observations": True}, "save_observations=True needs mode 'checkpoint' or 'subset'"),
         ({"mode": "subset", "groups": GROUPS, "self_influence": True}, "self_influence=True has no meaning in mode"),
-        ({"mode": "subset", "groups": GROUPS, "token_scores": True}, "token_scores=True has no meaning in mode"),
+        ({"mode": "online", "similarity": "adam"}, "similarity='adam' needs mode='checkpoint', got 'online'"),
+        ({"self_influence": True, "similarity": "adam"}, "self_influence=True needs similarity='dot'"),
+        ({"weighting": "rate"}, "weighting must be one of learning_rate, none; got 'rate'"),
         ({"self_influence": True, "similarity": "cosine"}, "self_influence=True needs similarity='dot'"),
-        ({"token_scores": True, "product_form": "pairwise"}, "token_scores=True needs product_form"),
+        ({"similarity": "adam", "product_form": "pairwise"}, "product_form can't be 'pairwise'"),
     ],
     ids=lambda value: ",".join(map(str, value)) if isinstance(value, dict) else "",
 )

@@ -94,14 +94,20 @@ def test_the_course_of_a_row_is_its_product_at_each_checkpoint() -> None:
 
 
 def test_the_trade_off_of_a_row_is_that_of_random_batches_with_and_without_it() -> None:
-    scores = run_scores(save_observations=True)
-    products = observations().products
+    scores = run_scores(save_observations=True, skip_first=20)
+    products = observations().since(20).products
     bank = noise_bank(products, BATCH)[:, :, 0]
     expected = tradeoff_curve((bank + products[:, STRONG, 0, None] / BATCH).ravel(), bank.ravel())
     ax = scores.plot_tradeoff(100 + STRONG, "biden")
     np.testing.assert_allclose(ax.lines[0].get_xdata(), expected.alpha)
     np.testing.assert_allclose(ax.lines[0].get_ydata(), expected.beta)
     assert f"mu of one step {scores.scores('biden', 'mu_step')[STRONG]:.2f}" in ax.get_title()
+
+
+def test_a_trade_off_that_needs_more_than_was_kept_is_refused() -> None:
+    scores = run_scores(save_observations=True, control="auxiliary", auxiliary=observations(5).products)
+    with pytest.raises(DataError, match="can't draw scores with control='auxiliary'"):
+        scores.plot_tradeoff(100, "biden")
 
 
 @pytest.mark.parametrize("draw", ["plot_course", "plot_tradeoff"])

@@ -46,6 +46,33 @@ def test_columns_are_those_of_the_closed_form() -> None:
     assert scores.observations is None  # unless they are asked for
 
 
+@pytest.mark.parametrize("estimator", ["gaussian", "auc"])
+@pytest.mark.parametrize("control", ["detrend", "auxiliary"])
+def test_learning_rates_weight_the_signals_of_the_checkpoints(estimator: Any, control: Any) -> None:
+    given, other = observations(), observations(5).products
+    shares = (given.learning_rates / given.learning_rates.mean())[:, None, None]
+    settings = {"estimator": estimator, "control": control}
+    by_hand = run_scores(
+        observations=Observations(given.steps, given.learning_rates, shares * given.products),
+        auxiliary=shares * other if control == "auxiliary" else None,
+        **settings,
+    )
+    weighted = run_scores(
+        weighting="learning_rate", auxiliary=other if control == "auxiliary" else None, **settings
+    )
+    for name in ("mu_step", "mu_low", "mean_effect"):
+        np.testing.assert_allclose(weighted.columns[name], by_hand.columns[name], rtol=1e-5)
+    # TracIn reads the rates itself, once.
+    np.testing.assert_array_equal(weighted.columns["tracin"], given.tracin())
+
+
+def test_unknown_learning_rates_weight_nothing() -> None:
+    given = observations()
+    unknown = Observations(given.steps, None, given.products)
+    weighted = run_scores(observations=unknown, weighting="learning_rate")
+    np.testing.assert_array_equal(weighted.columns["mu_step"], run_scores().columns["mu_step"])
+
+
 def test_tracin_is_the_sum_of_learning_rates_times_products() -> None:
     given = observations()
     by_hand = sum(rate * np.float64(one) for rate, one in zip(given.learning_rates, given.products, strict=True))

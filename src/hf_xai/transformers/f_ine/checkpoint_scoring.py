@@ -14,10 +14,11 @@ from hf_xai.activations import evaluation_mode
 from hf_xai.distributed import map_dataset
 from hf_xai.distributed.processes import Processes
 from hf_xai.errors import DataError
-from hf_xai.gradients import ProductAccumulator, cosines, read_factors
+from hf_xai.gradients import ProductAccumulator, RowLayout, cosines, read_factors
 from hf_xai.gradients.factors import GradientFactors
 from hf_xai.gradients.passes import mean_gradient
 from hf_xai.gradients.products import FactorCollector
+from hf_xai.transformers.f_ine.adam_similarity import AdamSimilarity, Moments
 from hf_xai.transformers.f_ine.config import InfluenceConfig
 from hf_xai.transformers.f_ine.query import QuerySet, moved
 from hf_xai.transformers.f_ine.row_losses import RowLosses, layout_of
@@ -75,19 +76,30 @@ class RowScorer:
         self.order = order_by_length(dataset)
 
     def score(
-        self, model: nn.Module, queries: QuerySet | None, *, description: str, resume_dir: Path | None = None
+        self,
+        model: nn.Module,
+        queries: QuerySet | None,
+        *,
+        description: str,
+        moments: Moments | None = None,
+        resume_dir: Path | None = None,
+        fingerprint: str | None = None,
     ) -> MomentScores:
-        """Scores all rows; the model and the random generators are as before afterwards."""
+        """Scores all rows; the model and the random generators are as before afterwards.
+
+        ``moments`` are those of the optimizer, for ``similarity="adam"``; ``resume_dir`` and ``fingerprint`` are those
+        of ``map_dataset``.
+        """
         device = next(model.parameters()).device
         accelerators = [] if device.type == "cpu" else [device]
         with evaluation_mode(model), torch.random.fork_rng(accelerators, device_type=device.type):
-            gradients, norms = self._query(model, queries)
             found = map_dataset(
-                _BatchScore(self, model, gradients, norms),
+                self._measure(model, queries, moments),
                 _Reordered(self.dataset, self.order),
                 accelerator=self.processes,
                 batch_size=self.batch_size,
                 resume_dir=resume_dir,
+                fingerprint=fingerprint,
                 description=description,
             )
         places = np.argsort(self.order)
@@ -95,12 +107,26 @@ class RowScorer:
         cross = found["cross"].numpy()[places].T if "cross" in found else None
         return MomentScores(_checked(products), losses, cross)
 
-    def _query(self, model: nn.Module, queries: QuerySet | None) -> tuple[dict[str, Tensor], Tensor | None]:
+    def batch_of(self, rows: list[Any], device: torch.device) -> tuple[dict[str, Any], RowLayout]:
+        """A batch on a device, and where its rows lie."""
+        batch = moved(self.collate(rows), device)
+        layout = layout_of(batch)
+        if layout.num_rows != len(rows):
+            raise DataError(f"The collator made {layout.num_rows} rows of {len(rows)}; ids would be lost.")
+        return batch, layout
+
+    def _measure(
+        self, model: nn.Module, queries: QuerySet | None, moments: Moments | None
+    ) -> Callable[[list[Any]], dict[str, Tensor]]:
+        """What is done to one batch."""
         if self.config.self_influence:
-            return self._noise_gradients(model), None
+            return _BatchScore(self, model, self._noise_gradients(model), None)
         assert queries is not None
+        if self.config.similarity == "adam":
+            assert moments is not None
+            return _AdamScore(self, model, AdamSimilarity(model, queries, self.parameters, moments))
         explicit = queries.explicit(model, self.parameters, Processes(self.processes))
-        return explicit.gradients, explicit.norms() if self.config.similarity == "cosine" else None
+        return _BatchScore(self, model, explicit.gradients, explicit.norms() if self.config.similarity == "cosine" else None)
 
     def _noise_gradients(self, model: nn.Module) -> dict[str, Tensor]:
         """Mean gradients of random batches, ``(batches, *shape)`` each; every process makes all."""
@@ -126,10 +152,7 @@ class _BatchScore:
 
     def __call__(self, rows: list[Any]) -> dict[str, Tensor]:
         device = next(self.model.parameters()).device
-        batch = moved(self.scorer.collate(rows), device)
-        layout = layout_of(batch)
-        if layout.num_rows != len(rows):
-            raise DataError(f"The collator made {layout.num_rows} rows of {len(rows)}; ids would be lost.")
+        batch, layout = self.scorer.batch_of(rows, device)
         products, collector = ProductAccumulator(self.products), FactorCollector()
 
         def on_factors(name: str, factors: GradientFactors) -> None:
@@ -145,10 +168,27 @@ class _BatchScore:
         if self.needs_norms:
             squares = torch.stack(list(collector.norms_squared().values())).sum(0).clamp_min(0)
             if self.query_norms is not None:
-                found["products"] = cosines(products.products.double(), squares.double().sqrt(), self.query_norms).float()
+                found["products"] = cosines(
+                    products.products.double(), squares.double().sqrt(), self.query_norms
+                ).float()
             else:
                 found |= {"cross": found["products"], "products": squares.float()[:, None]}
         return found
+
+
+class _AdamScore:
+    """The same with LESS's similarity: the gradients of the batch's rows are made in full."""
+
+    def __init__(self, scorer: RowScorer, model: nn.Module, similarity: AdamSimilarity) -> None:
+        self.scorer, self.model, self.similarity = scorer, model, similarity
+
+    def __call__(self, rows: list[Any]) -> dict[str, Tensor]:
+        batch, layout = self.scorer.batch_of(rows, next(self.model.parameters()).device)
+        collector = FactorCollector()
+        losses = read_factors(
+            self.model, self.scorer.row_losses, batch, self.scorer.parameters, collector, rows=layout
+        )
+        return {"products": self.similarity.products(collector).float(), "losses": losses.float()}
 
 
 class _Reordered:
@@ -165,7 +205,7 @@ class _Reordered:
 
 
 def order_by_length(dataset: Any) -> NDArray[np.int64]:
-    """Positions of the rows, longest first, so that a batch needs little padding; as they are without ``input_ids``."""
+    """Positions of the rows, longest first, so that batches need little padding; as they are without ``input_ids``."""
     columns = getattr(dataset, "column_names", None) or ()
     if "input_ids" not in columns:
         return np.arange(len(dataset))

@@ -85,6 +85,6 @@ class GroupDraws:
     ) -> dict[str, Any]:
         """One entry of ``Recording.draws``: the statistic with and without each group, ``(groups, Q)``."""
         inside = np.stack([np.isin(batch.rows, rows) for rows in self.groups.values()])
-        sums = np.einsum("kr,rq->kq", ~inside, batch.products * batch.factor)
+        sums = np.einsum("kr,rq->kq", ~inside, batch.products)
         without = sum_over_processes(sums, processes) / max(batch.count, 1)
         return {"step": step, "without": without, "with": without + counts[:, None] / max(batch.count, 1) * means}

@@ -67,6 +67,11 @@ class Observations:
             raise DataError(f"No checkpoint is left from step {step} on; the last is at step {self.steps[-1]}.")
         return Observations(self.steps[kept], self.learning_rates[kept], self.products[kept])
 
+    def rate_shares(self) -> NDArray[np.float64]:
+        """Each checkpoint's learning rate over their mean, ``(checkpoints,)``; 1 where the rates are not known."""
+        mean = self.learning_rates.mean()
+        return self.learning_rates / mean if np.isfinite(mean) and mean > 0 else np.ones_like(self.learning_rates)
+
     def tracin(self) -> NDArray[np.float64]:
         r"""TracIn of the same checkpoints (arXiv 2002.08484): $\sum_c \eta_c d_{c,i,q}$, ``(rows, queries)``.
 

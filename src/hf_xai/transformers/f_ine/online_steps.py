@@ -17,38 +17,20 @@ class GlobalBatch:
     Args:
         record: What this process has read.
         processes: The processes of the run.
-        average_tokens: Whether the loss is divided by the target tokens of all processes, as the Trainer's
-            ``average_tokens_across_devices`` does, not of each.
-        mean_of_batch: Whether it is a mean over micro-batches instead.
-        loss_scale: Of the gradient scaler of float16.
-        are_cosines: Whether the products have no scale.
+        scale: What the products were multiplied with and shall not be: by the scale of float16, and by the number of
+            processes where the Trainer undoes their average.
     """
 
-    def __init__(
-        self,
-        record: StepRecord,
-        processes: Processes,
-        *,
-        average_tokens: bool,
-        mean_of_batch: bool,
-        loss_scale: float = 1.0,
-        are_cosines: bool = False,
-    ) -> None:
+    def __init__(self, record: StepRecord, processes: Processes, *, scale: float = 1.0) -> None:
         self.record = record
         finite = np.isfinite(record.products).all(axis=1)
         self.num_dropped = int((~finite).sum())
-        self.rows, products = record.rows[finite], record.products[finite]
-        count, total, squares = batch_moments(products)
-        own = np.concatenate([[count, record.targets], total, squares])
-        shared = sum_over_processes(own, processes)
-        width = products.shape[1]
+        self.rows, self.products = record.rows[finite], record.products[finite] / scale
+        count, total, squares = batch_moments(self.products)
+        shared = sum_over_processes(np.concatenate([[count], total, squares]), processes)
+        width = self.products.shape[1]
         self.count = int(shared[0])
-        tokens = shared[1] if average_tokens else own[1]
-        boost = processes.count if average_tokens else 1
-        # From the gradient of the step's loss to that of a row's mean loss: times target tokens, over loss scale.
-        self.factor = 1.0 if are_cosines else (1.0 if mean_of_batch else tokens / boost) / loss_scale
-        self.total, self.total_of_squares = shared[2 : 2 + width], shared[2 + width :]
-        self.products = products
+        self.total, self.total_of_squares = shared[1 : 1 + width], shared[1 + width :]
 
     def visit(self, step: int, learning_rate: float) -> dict[str, Any]:
         """One entry of ``Recording.steps`` for the rows of this process."""
@@ -59,8 +41,8 @@ class GlobalBatch:
             "learning_rate": learning_rate,
             "rows": self.rows,
             "z": z,
-            "products": self.products * self.factor,
-            "effects": (self.products - mean) * self.factor / max(self.count, 1),
+            "products": self.products,
+            "effects": (self.products - mean) / max(self.count, 1),
         }
 
 
@@ -68,8 +50,14 @@ def cosine_products(record: StepRecord, query_norms: NDArray[np.float64]) -> Ste
     """The record with cosines in place of products."""
     assert record.norms is not None
     scale = record.norms[:, None] * query_norms
-    cosines = np.divide(record.products, scale, out=np.zeros_like(record.products), where=scale > 0)
-    return StepRecord(record.rows, cosines, record.norms, record.targets)
+    cosines = np.divide(record.products, scale, out=np.zeros_like(record.products), where=scale != 0)
+    return StepRecord(record.rows, cosines, record.norms, record.by_step)
+
+
+def squared_norms(record: StepRecord) -> StepRecord:
+    """The record with the squared norm of each row in place of products, for self-influence."""
+    assert record.norms is not None
+    return StepRecord(record.rows, np.square(record.norms)[:, None], record.norms, record.by_step)
 
 
 def sum_over_processes(values: NDArray[np.float64], processes: Processes) -> NDArray[np.float64]:

@@ -1,5 +1,6 @@
 """The queries: rows that show a behaviour, and the mean gradient of their losses at some moment of the training."""
 
+import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,6 +82,29 @@ class PairwiseAccumulator:
                 self.products = found if self.products is None else self.products + found
 
 
+class OwnGradients:
+    """For self-influence: every row is its own query, and its squared norm says all."""
+
+    def accumulator(self) -> "NoProducts":
+        return NoProducts()
+
+    def norms(self) -> Tensor:
+        return torch.ones(1)
+
+
+class NoProducts:
+    """Counts rows only; their norms are read beside it."""
+
+    def __init__(self) -> None:
+        self.products: Tensor | None = None
+
+    def __call__(self, name: str, factors: GradientFactors) -> None:
+        self.products = torch.zeros(factors.num_rows, 1)
+
+
+QueryGradients = ExplicitGradients | PairwiseGradients | OwnGradients
+
+
 class QuerySet:
     """Named queries; the loss of each is the mean of its rows' losses.
 
@@ -89,13 +113,21 @@ class QuerySet:
         collate: Makes a batch of rows.
         row_losses: The loss of each row.
         batch_size: Rows in one pass.
+        columns: What the collator is given of a row; None for all of it. The Trainer takes other columns out of
+            training rows, and query rows may have them, too.
 
     Raises:
         DataError: If there is no query, one is empty, or a row has no target token.
     """
 
     def __init__(
-        self, datasets: Mapping[str, Any], collate: Collate, row_losses: RowLosses, batch_size: int
+        self,
+        datasets: Mapping[str, Any],
+        collate: Collate,
+        row_losses: RowLosses,
+        batch_size: int,
+        *,
+        columns: Sequence[str] | None = None,
     ) -> None:
         if not datasets:
             raise DataError("query_dataset is empty; give at least one row.")
@@ -104,6 +136,8 @@ class QuerySet:
         self.num_rows = 0
         for column, (name, dataset) in enumerate(datasets.items()):
             rows = [dataset[number] for number in range(len(dataset))]
+            if columns is not None:
+                rows = [{key: value for key, value in row.items() if key in columns} for row in rows]
             if not rows:
                 raise DataError(f"The query {name!r} has no rows.")
             self.num_rows += len(rows)
@@ -119,6 +153,16 @@ class QuerySet:
         if (counts == 0).any():
             row = start + int((counts == 0).nonzero()[0])
             raise DataError(f"Row {row} of the query {name!r} has no target token: its labels are all -100.")
+
+    def fingerprint(self) -> str:
+        """Tells names and rows from others."""
+        digest = hashlib.blake2b(repr(self.names).encode(), digest_size=16)
+        for batch, share in self.batches:
+            for name, value in (*sorted(batch.items()), ("share", share)):
+                digest.update(f"{name} {getattr(value, 'shape', value)}".encode())
+                if isinstance(value, Tensor):
+                    digest.update(value.detach().cpu().to(torch.float64).numpy().tobytes())
+        return digest.hexdigest()
 
     def explicit(self, model: nn.Module, parameters: Sequence[str], processes: Processes) -> ExplicitGradients:
         """Gradients at the model's present weights; the processes share the rows where there are many."""

@@ -27,6 +27,7 @@ class Recording:
             with noise batches ``(batches, rows)`` of each scored moment.
         steps: Step, learning rate, rows ``(R,)``, z-values and products ``(R, Q)`` of each online step.
         draws: Step, signals with and without each group ``(groups, Q)`` of each step of mode ``"subset"``.
+        num_dropped: Visits whose products were no finite numbers.
         ids: Ids by position where they were met in a stream; None for a dataset with a length.
     """
 
@@ -34,6 +35,7 @@ class Recording:
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     draws: list[dict[str, Any]] = field(default_factory=list)
+    num_dropped: int = 0
     ids: list[Any] | None = None
 
     def seen_by(self, positions: NDArray[np.int64], num_rows: int) -> "Recording":
@@ -41,11 +43,11 @@ class Recording:
         visits = np.zeros(num_rows, dtype=np.int64)
         visits[positions] = self.visits
         steps = [{**entry, "rows": positions[entry["rows"]]} for entry in self.steps]
-        return Recording(visits, self.checkpoints, steps, self.draws)
+        return Recording(visits, self.checkpoints, steps, self.draws, self.num_dropped)
 
     def save(self, folder: Path, fingerprint: str) -> None:
         """Writes ``influence_state.safetensors`` into ``folder``, whole or not at all."""
-        tensors = {"visits": torch.from_numpy(self.visits.copy())}
+        tensors = {"visits": torch.from_numpy(self.visits.copy()), "num_dropped": torch.tensor(self.num_dropped)}
         for kind in ("checkpoints", "steps", "draws"):
             for number, entry in enumerate(getattr(self, kind)):
                 for name, value in entry.items():
@@ -75,9 +77,13 @@ class Recording:
                     f"The influence recorded in {str(folder)!r} is of another run; {', '.join(differing)} differ. "
                     "Resume with the same settings, or start afresh."
                 )
-            found = cls(visits=file.get_tensor("visits").numpy(), ids=json.loads(metadata.get("ids", "null")))
+            found = cls(
+                visits=file.get_tensor("visits").numpy(),
+                num_dropped=int(file.get_tensor("num_dropped")),
+                ids=json.loads(metadata.get("ids", "null")),
+            )
             entries: dict[str, dict[str, Any]] = {}
-            for key in sorted(file.keys()):  # noqa: SIM118
+            for key in sorted(file.keys()):
                 if "/" in key:
                     place, _, name = key.rpartition("/")
                     value = file.get_tensor(key).numpy()

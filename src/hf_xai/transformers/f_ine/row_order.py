@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from hf_xai.errors import DataError, UnsupportedModelError
 
 
@@ -21,10 +23,15 @@ class RowOrder:
 
     def __init__(self, dataloader: Any, skipped: int = 0) -> None:
         self.loader = getattr(dataloader, "base_dataloader", dataloader)  # accelerate's wrapper around torch's
-        if getattr(self.loader, "batch_sampler", None) is None:
+        if isinstance(self.loader.dataset, IterableDataset) or getattr(self.loader, "batch_sampler", None) is None:
             raise UnsupportedModelError(
                 "Row numbers can't be read from this data loader (an IterableDataset has none): give the rows an id "
                 "column, and use attach_influence(trainer, callback) or InfluenceTrainerMixin."
+            )
+        if type(dataloader).__name__ == "DataLoaderDispatcher":
+            raise UnsupportedModelError(
+                "With dispatch_batches=True one process draws for all, and the others don't learn which rows they "
+                "train on; set accelerator_config={'dispatch_batches': False}."
             )
         self._drawn: deque[list[int]] = deque()
         self._skipped = skipped
@@ -74,4 +81,6 @@ class _Watched:
         return len(self._sampler)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_sampler":  # of a copy that is being made
+            raise AttributeError(name)
         return getattr(self._sampler, name)

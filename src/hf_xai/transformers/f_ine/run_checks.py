@@ -25,6 +25,11 @@ def check_run(args: "TrainingArguments", model: nn.Module, config: InfluenceConf
         )
     if args.torch_compile or hasattr(model, "_orig_mod"):
         raise UnsupportedModelError("Hooks don't see inside a compiled model; train with torch_compile=False.")
+    mixing = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    if mixing:
+        raise UnsupportedModelError(
+            f"{mixing[0]} is a batch norm: rows of a batch influence one another, so none has a gradient of its own."
+        )
     for name in ("tensor", "context", "sequence", "pipeline"):
         if _parallel_size(args, name) > 1:
             raise UnsupportedModelError(f"f-INE can't read rows under {name} parallelism yet; use DDP or FSDP.")
@@ -50,7 +55,7 @@ def is_sharded(args: "TrainingArguments", model: nn.Module) -> bool:
     """Whether each process holds a part of the weights only."""
     if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
         return True
-    return bool(getattr(args, "fsdp", None)) and args.world_size > 1 or zero_stage(args) == 3
+    return (bool(getattr(args, "fsdp", None)) and args.world_size > 1) or zero_stage(args) == 3
 
 
 def zero_stage(args: "TrainingArguments") -> int:
@@ -61,4 +66,4 @@ def zero_stage(args: "TrainingArguments") -> int:
 
 def _parallel_size(args: "TrainingArguments", name: str) -> int:
     parallelism: Any = getattr(args, "parallelism_config", None)
-    return int(getattr(parallelism, f"{ {'tensor': 'tp', 'context': 'cp', 'sequence': 'sp', 'pipeline': 'pp'}[name]}_size", 1) or 1)
+    return int(getattr(parallelism, f"{name[0]}p_size", 1) or 1)

@@ -28,6 +28,11 @@ class SampleIds:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether a row of the dataset holds several rows."""
+        return self._segments is not None
+
     def positions(self, ids: Sequence[Any]) -> list[int]:
         """Positions of ids; those of no row are an error."""
         unknown = [one for one in ids if one not in self._positions]
@@ -58,19 +63,19 @@ class SampleIds:
         known = getattr(dataset, "column_names", None) or ()
         if column not in known:
             raise ConfigError(
-                f"The training dataset has no column {column!r}; it has {', '.join(known)}. The Trainer removes columns "
-                "that the model does not take: give sample_ids=dataset[column], or use attach_influence(trainer, ...)."
+                f"The training dataset has no column {column!r}; it has {', '.join(known)}. The Trainer removes "
+                "columns that the model does not take: give sample_ids=dataset[column], or use attach_influence."
             )
         values = dataset[column]
         first = values[0]
         if not isinstance(first, list | tuple):
             return cls(list(values))
         lengths = dataset["seq_lengths"] if "seq_lengths" in known else None
-        segments = [_ids_of_segments(row, None if lengths is None else lengths[n]) for n, row in enumerate(values)]
+        segments = [ids_of_segments(row, None if lengths is None else lengths[n]) for n, row in enumerate(values)]
         return cls(list(dict.fromkeys(one for row in segments for one in row)), segments)
 
 
-def _ids_of_segments(tokens: Sequence[Any], lengths: Sequence[int] | None) -> list[Any]:
+def ids_of_segments(tokens: Sequence[Any], lengths: Sequence[int] | None) -> list[Any]:
     """One id for each packed row, from one a token."""
     if lengths is None:
         return [one for place, one in enumerate(tokens) if place == 0 or tokens[place - 1] != one]

@@ -1,17 +1,22 @@
 """Scores after the fact: from the checkpoints that a run has saved."""
 
+import hashlib
 import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from huggingface_hub import load_torch_model
+from numpy.typing import NDArray
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
-from hf_xai.activations import evaluation_mode
-from hf_xai.errors import ConfigError
+from hf_xai.activations import unwrap_model
+from hf_xai.errors import ConfigError, DataError
+from hf_xai.hub import weights_fingerprint
 from hf_xai.transformers.f_ine.checkpoint_scoring import RowScorer
 from hf_xai.transformers.f_ine.config import MIN_CHECKPOINTS, InfluenceConfig
 from hf_xai.transformers.f_ine.query import Collate, QuerySet, named_queries, warn_of_leaks
@@ -49,7 +54,8 @@ def score_checkpoints(
         model: A model of the run, with its adapters if it has any; it gets the checkpoints' weights in turn, and its
             own back at the end.
         checkpoints: Folders ``checkpoint-<step>`` of one run, three at least; steps and learning rates are read from
-            ``trainer_state.json``.
+            ``trainer_state.json``. The rate is the one logged last, so ``logging_steps`` should divide ``save_steps``;
+            where none was logged ``tracin`` is NaN.
         train_dataset: Encoded training rows, as the collator takes them.
         query_dataset: As for `InfluenceCallback`; None with ``self_influence``.
         data_collator: Makes a batch.
@@ -57,11 +63,11 @@ def score_checkpoints(
         batch_size: Rows in an optimizer step of the run, over processes and accumulated batches.
         visits: Optimizer steps that each row took part in, a number or ``(rows,)``; None takes the epochs of the last
             checkpoint.
-        load: Puts the weights of a folder into the model; by default ``adapter_model.safetensors`` of PEFT, else
-            ``model.safetensors``.
+        load: Puts the weights of a folder into the model; by default ``adapter_model.safetensors`` of a PEFT model,
+            else ``model.safetensors`` or its shards.
         sample_ids: As for `InfluenceCallback`.
         accelerator: Processes to share the rows.
-        resume_dir: Keeps finished batches; a later call goes on.
+        resume_dir: Keeps finished batches; a later call goes on, unless weights, rows, queries or settings differ.
 
     Raises:
         ConfigError: If the settings, or the checkpoints, do not fit.
@@ -72,12 +78,16 @@ def score_checkpoints(
         raise ConfigError(f"score_checkpoints needs mode='checkpoint', got {config.mode!r}.")
     if config.control == "auxiliary":
         raise ConfigError("control='auxiliary' needs a run that is watched: use InfluenceCallback.")
+    if config.similarity == "adam":
+        raise ConfigError("similarity='adam' reads the optimizer of a run that is watched: use InfluenceCallback.")
     if config.self_influence != (query_dataset is None):
         raise ConfigError("Give a query_dataset, or self_influence=True in the config; one of them, not both.")
-    folders = sorted(map(Path, checkpoints), key=lambda folder: run_state(folder)["global_step"])
-    if len(folders) < MIN_CHECKPOINTS:
-        raise ConfigError(f"f-INE needs {MIN_CHECKPOINTS} checkpoints at least, got {len(folders)}.")
+    folders = _checked_folders(model, checkpoints, is_default=load is None)
     ids = SampleIds.of(train_dataset, config.sample_id_column, sample_ids)
+    if len(ids) != len(train_dataset):
+        raise ConfigError("score_checkpoints can't score rows that are packed; give the rows before packing.")
+    last = run_state(folders[-1])
+    times = _checked_visits(visits, last, len(ids))
     row_losses, queries = RowLosses(model), None
     if query_dataset is not None:
         named = named_queries(query_dataset)
@@ -93,11 +103,9 @@ def score_checkpoints(
         noise_batch_size=config.noise_batch_size or batch_size,
         processes=accelerator,
     )
-    recording = Recording(np.zeros(len(ids), dtype=np.int64))
+    recording = Recording(times)
     names = ("self",) if queries is None else queries.names
     _score_all(model, folders, scorer, queries, recording, load or load_checkpoint, resume_dir)
-    last = run_state(folders[-1])
-    recording.visits[:] = max(1, round(last["epoch"])) if visits is None else np.asarray(visits)
     provenance = {**describe_model(model, train_dataset), "batch_size": batch_size, "num_steps": last["global_step"]}
     return scores_of_run(
         recording,
@@ -115,26 +123,59 @@ def load_checkpoint(model: nn.Module, folder: Path) -> None:
     Raises:
         ConfigError: If there are none, or they are another model's.
     """
-    adapter, whole = folder / "adapter_model.safetensors", folder / "model.safetensors"
-    if adapter.exists() and hasattr(type(model), "get_base_model"):
-        from peft import set_peft_model_state_dict
-
-        outcome = set_peft_model_state_dict(model, load_file(adapter))
-        if outcome.unexpected_keys:
-            raise ConfigError(f"{str(adapter)!r} is of another adapter: it has {outcome.unexpected_keys[0]}.")
-        return
-    if not whole.exists():
-        raise ConfigError(
-            f"{str(folder)!r} holds no weights that fit: expected adapter_model.safetensors for a PEFT model, else "
-            "model.safetensors (sharded weights: pass load=)."
-        )
-    missing, unexpected = model.load_state_dict(load_file(whole), strict=False)
-    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - {
-        name for name, _ in model.named_parameters()
-    }
-    absent = [name for name in missing if name not in tied]
+    inner = unwrap_model(model)
+    source = weights_path(inner, folder)
+    try:
+        absent, unexpected = _load_adapter(inner, source) if _is_peft(inner) else _load_whole(inner, source)
+    except RuntimeError as error:  # other shapes
+        raise ConfigError(f"{str(source)!r} is of another model: {error}") from error
     if absent or unexpected:
-        raise ConfigError(f"{str(whole)!r} is of another model: {[*absent, *unexpected][0]} does not fit.")
+        name, what = (absent[0], "is missing") if absent else (unexpected[0], "has no place")
+        raise ConfigError(
+            f"{str(source)!r} is of another model: {name} {what}. (Weights that are renamed when saved need a load= of "
+            "your own.)"
+        )
+
+
+def weights_path(model: nn.Module, folder: Path) -> Path:
+    """The file of weights in a checkpoint: of the adapter for a PEFT model, else of the whole or its shards' index.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    names = ["model.safetensors", "model.safetensors.index.json"]
+    if _is_peft(model):
+        adapter = _adapter_name(model)
+        names = ["adapter_model.safetensors", f"{adapter}/adapter_model.safetensors"]
+    for name in names:
+        if (folder / name).exists():
+            return folder / name
+    raise ConfigError(f"{str(folder)!r} holds no weights that fit: expected {' or '.join(names)}, or pass load=.")
+
+
+def _is_peft(model: nn.Module) -> bool:
+    return hasattr(type(model), "get_base_model")
+
+
+def _adapter_name(model: Any) -> str:
+    return str(model.active_adapters[0])
+
+
+def _load_adapter(model: nn.Module, path: Path) -> tuple[list[str], list[str]]:
+    from peft import set_peft_model_state_dict
+
+    outcome = set_peft_model_state_dict(model, load_file(path), adapter_name=_adapter_name(model))
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return [name for name in outcome.missing_keys if name in trained], list(outcome.unexpected_keys)
+
+
+def _load_whole(model: nn.Module, path: Path) -> tuple[list[str], list[str]]:
+    missing, unexpected = load_torch_model(model, path if path.suffix == ".safetensors" else path.parent)
+    aliases = defaultdict(list)  # a tied parameter is saved under one of its names
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        aliases[id(parameter)].append(name)
+    saved = {alias for group in aliases.values() if set(group) - set(missing) for alias in group}
+    return [name for name in missing if name not in saved], list(unexpected)
 
 
 def run_state(folder: Path) -> StateOfRun:
@@ -152,6 +193,34 @@ def logged_learning_rate(state: StateOfRun) -> float | None:
     return float(rates[-1]) if rates else None
 
 
+def _checked_folders(
+    model: nn.Module, checkpoints: Sequence[str | os.PathLike[str]], *, is_default: bool
+) -> list[Path]:
+    """The folders by step; they have what is needed."""
+    folders = sorted(map(Path, checkpoints), key=lambda folder: run_state(folder)["global_step"])
+    if len(folders) < MIN_CHECKPOINTS:
+        raise ConfigError(f"f-INE needs {MIN_CHECKPOINTS} checkpoints at least, got {len(folders)}.")
+    steps = [run_state(folder)["global_step"] for folder in folders]
+    for place in range(1, len(steps)):
+        if steps[place] == steps[place - 1]:
+            both = f"{str(folders[place - 1])!r} and {str(folders[place])!r}"
+            raise ConfigError(f"Checkpoints must be of one run, one a step; {both} are both of step {steps[place]}.")
+    if is_default:
+        for folder in folders:
+            weights_path(unwrap_model(model), folder)
+    return folders
+
+
+def _checked_visits(visits: Any, last: StateOfRun, num_rows: int) -> NDArray[np.int64]:
+    """Visits of each row, ``(rows,)``."""
+    if visits is None:
+        visits = max(1, round(last["epoch"]))
+    given = np.asarray(visits)
+    if given.shape not in ((), (num_rows,)):
+        raise DataError(f"visits must be a number or one for each of {num_rows} rows, got shape {given.shape}.")
+    return np.broadcast_to(given, (num_rows,)).astype(np.int64)
+
+
 def _score_all(
     model: nn.Module,
     folders: Sequence[Path],
@@ -161,14 +230,19 @@ def _score_all(
     load: Callable[[nn.Module, Path], None],
     resume_dir: str | os.PathLike[str] | None,
 ) -> None:
-    own = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    own = _weights_at_stake(model)
     try:
         for folder in folders:
             load(model, folder)
             state = run_state(folder)
             kept = None if resume_dir is None else Path(resume_dir) / f"step-{state['global_step']:08d}"
-            with evaluation_mode(model):
-                found = scorer.score(model, queries, description=f"f-INE, {folder.name}", resume_dir=kept)
+            found = scorer.score(
+                model,
+                queries,
+                description=f"f-INE, {folder.name}",
+                resume_dir=kept,
+                fingerprint=None if kept is None else _fingerprint(model, scorer, queries),
+            )
             rate = logged_learning_rate(state)
             entry = {
                 "step": int(state["global_step"]),
@@ -178,7 +252,35 @@ def _score_all(
             }
             recording.checkpoints.append(entry if found.cross is None else {**entry, "cross": found.cross})
     finally:
-        for name, parameter in model.named_parameters():
-            parameter.data.copy_(own[name])
+        for place, value in own:
+            place.data.copy_(value)
 
 
+def _weights_at_stake(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """What a checkpoint may overwrite, each with a copy: of a PEFT model not the frozen weights below its adapters."""
+    inner: Any = unwrap_model(model)
+    places: list[Tensor] = [*inner.parameters(), *inner.buffers()]
+    if _is_peft(inner):
+        embeddings = [inner.get_input_embeddings(), inner.get_output_embeddings()]  # PEFT saves these, too, if resized
+        saved = {id(one) for module in embeddings if module is not None for one in module.parameters()}
+        places = [one for one in places if one.requires_grad or id(one) in saved]
+    return [(place, place.detach().clone()) for place in places]
+
+
+def _fingerprint(model: nn.Module, scorer: RowScorer, queries: QuerySet | None) -> str:
+    """What the products of a checkpoint depend on; a ``resume_dir`` is taken up only where it is the same."""
+    digest = hashlib.sha256()
+    for batch, share in [] if queries is None else queries.batches:
+        for name, value in sorted({**batch, "share": share}.items()):
+            numbers = value.double().cpu().numpy().tobytes() if isinstance(value, Tensor) else str(value).encode()
+            digest.update(name.encode() + numbers)
+    config = scorer.config
+    described = {
+        "similarity": config.similarity,
+        "parameters": scorer.parameters,
+        "dataset": getattr(scorer.dataset, "_fingerprint", None),
+        "weights": weights_fingerprint(unwrap_model(model)),
+        "queries": digest.hexdigest(),
+        "noise": (scorer.noise_batch_size, config.num_noise_batches, config.seed) if config.self_influence else None,
+    }
+    return json.dumps(described, sort_keys=True)

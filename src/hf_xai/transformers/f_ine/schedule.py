@@ -36,7 +36,8 @@ def scored_steps(config: InfluenceConfig, first: int, max_steps: int) -> list[in
     if every is not None:
         moments = list(range(first + every, max_steps + 1, every))
     else:
-        moments = sorted({first + round(left * (k + 1) / config.num_checkpoints) for k in range(config.num_checkpoints)})
+        count = min(config.num_checkpoints, left)
+        moments = [first + round(left * (k + 1) / count) for k in range(count)]
     if len(moments) < MIN_CHECKPOINTS:
         raise ConfigError(
             f"Mode 'checkpoint' needs {MIN_CHECKPOINTS} scored moments at least; a run of {max_steps} steps, "

@@ -47,10 +47,14 @@ def score_columns(
     """
     kept, auxiliary, crossed = _checked(observations, config, control, cross)
     size = batch_size if config.noise_batch_size is None else config.noise_batch_size
+    shares = (kept.rate_shares() if config.weighting == "learning_rate" else np.ones(kept.num_checkpoints))[:, None, None]
+    products = shares * kept.products
+    auxiliary = None if auxiliary is None else shares * auxiliary
     if crossed is not None:
-        influence, ends = _of_rows_themselves(kept.products[:, :, 0], crossed, size, config, auxiliary, num_resamples)
+        signals = shares * crossed
+        influence, ends = _of_rows_themselves(products[:, :, 0], signals, size, config, auxiliary, num_resamples)
     else:
-        influence, ends = _of_queries(kept.products, size, config, auxiliary, num_resamples)
+        influence, ends = _of_queries(products, size, config, auxiliary, num_resamples)
     shape = influence.mu_step.shape
     count = np.asarray(visits, dtype=np.float64)
     run = compose(influence.mu_step, count)
@@ -99,7 +103,7 @@ def _checked(
 
 
 def _of_queries(
-    products: NDArray[np.float32],
+    products: NDArray[np.float64],
     batch_size: int,
     config: InfluenceConfig,
     control: NDArray[np.float64] | None,
@@ -124,7 +128,7 @@ def _of_queries(
 
 
 def _of_rows_themselves(
-    norms_squared: NDArray[np.float32],
+    norms_squared: NDArray[np.float64],
     cross: NDArray[np.float64],
     batch_size: int,
     config: InfluenceConfig,
@@ -140,7 +144,7 @@ def _of_rows_themselves(
         return influence, _closed_form_interval(moments, num_resamples, config.seed)
     signal = cross if control is None else cross - control
     without = signal - signal.mean(axis=1, keepdims=True) if detrend else signal
-    low, high = _sampled_interval(np.asarray(norms_squared, np.float64) / batch_size, without, config, num_resamples)
+    low, high = _sampled_interval(norms_squared / batch_size, without, config, num_resamples)
     return influence, (low[:, None], high[:, None])
 
 

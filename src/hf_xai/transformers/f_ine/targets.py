@@ -83,7 +83,7 @@ def _is_linear(module: nn.Module) -> bool:
 def _found(names: list[str], target_modules: str | Sequence[str], trained: list[str]) -> list[str]:
     if not names:
         raise ConfigError(
-            f"target_modules={target_modules!r} matches no trainable parameter; trained are {_some(trained) or 'none'}."
+            f"target_modules={target_modules!r} matches no trainable parameter; trained: {_some(trained) or 'none'}."
         )
     return names
 

@@ -1,6 +1,6 @@
 """Which tokens of a training row carry its influence."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_xai.activations import evaluation_mode
 from hf_xai.distributed.processes import Processes
-from hf_xai.errors import DataError
+from hf_xai.errors import ConfigError, DataError
 from hf_xai.gradients import ProductAccumulator, read_factors
 from hf_xai.plotting import axes_to_draw_on
 from hf_xai.transformers.f_ine.config import InfluenceConfig
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenInfluence:
-    """Shares of the tokens of one training row in its product with a query; they add up to it.
+    """Shares of the tokens of one training row in its products with the queries; they add up to them.
 
     Attributes:
         input_ids: Tokens of the row, ``(tokens,)``.
@@ -39,6 +39,8 @@ class TokenInfluence:
 
     def plot(self, tokenizer: Any, query: str | None = None, ax: "Axes | None" = None) -> "Axes":
         """Draws a bar for each token, first to last."""
+        if query is not None and query not in self.query_names:
+            raise ConfigError(f"There is no query {query!r}; there are {', '.join(self.query_names)}.")
         column = 0 if query is None else self.query_names.index(query)
         ax = axes_to_draw_on(ax, (max(4.0, 0.3 * len(self.input_ids)), 3.0))
         values = self.shares[:, column]
@@ -72,11 +74,16 @@ def token_influence(
         config: Settings; ``target_modules`` and ``query_batch_size`` are read.
 
     Returns:
-        One a row.
+        One a row; padding is left out.
+
+    Raises:
+        DataError: If there are no rows, or one is not a single sequence of tokens.
+        ConfigError: If ``target_modules`` chooses what can't be split by position.
     """
     if not len(rows):
         raise DataError("rows is empty; there is nothing to split.")
     config = config or InfluenceConfig()
+    batches = [_batch_of(row, data_collator) for row in rows]
     row_losses = RowLosses(model)
     queries = QuerySet(named_queries(query_dataset), data_collator, row_losses, config.query_batch_size)
     parameters = target_parameters(model, config.target_modules)
@@ -84,8 +91,7 @@ def token_influence(
     found = []
     with evaluation_mode(model), torch.random.fork_rng([] if device.type == "cpu" else [device]):
         gradients = queries.explicit(model, parameters, Processes()).gradients
-        for row in rows:
-            batch = moved(data_collator([row]), device)
+        for batch in (moved(batch, device) for batch in batches):
             shares = ProductAccumulator(gradients, by_position=True)
             read_factors(model, row_losses, batch, parameters, shares, rows=layout_of(batch))
             assert shares.position_products is not None
@@ -94,3 +100,13 @@ def token_influence(
             by_token = shares.position_products[0].double().cpu()[kept]
             found.append(TokenInfluence(ids.cpu()[kept].numpy(), by_token.numpy(), queries.names))
     return found
+
+
+def _batch_of(row: Any, data_collator: Collate) -> Mapping[str, Any]:
+    batch = data_collator([row])
+    if not isinstance(batch.get("input_ids"), torch.Tensor) or layout_of(batch).num_rows != 1:
+        raise DataError(
+            f"A row must be one sequence of tokens under 'input_ids'; the collator made {', '.join(batch)} with "
+            f"{layout_of(batch).num_rows} rows of it. Give rows before packing."
+        )
+    return batch

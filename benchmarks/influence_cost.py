@@ -1,0 +1,216 @@
+"""What f-INE costs: time over plain training, over plain passes, against materialised gradients; memory and bytes."""
+
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from harness import Benchmark
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers.trainer_callback import TrainerCallback
+
+from hf_xai.gradients import gradient_products, mean_gradient, per_sample_gradients
+from hf_xai.transformers import InfluenceCallback, InfluenceConfig
+from hf_xai.transformers.f_ine.row_losses import RowLosses
+from hf_xai.transformers.f_ine.targets import target_parameters
+
+PAD = 0
+
+
+class Padding:
+    """A collator for rows of equal length."""
+
+    def __call__(self, rows: list[Mapping[str, Any]]) -> dict[str, Tensor]:
+        return {name: torch.tensor([row[name] for row in rows]) for name in ("input_ids", "attention_mask", "labels")}
+
+
+def llama(settings: Mapping[str, Any], lora: bool = False) -> Any:
+    """A Llama of the settings' size with random weights."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**settings["model"], pad_token_id=PAD))
+    if lora:
+        model = get_peft_model(model, LoraConfig(r=settings["rank"], target_modules="all-linear"))
+    return model
+
+
+def random_rows(num_rows: int, length: int, vocabulary: int, seed: int) -> Dataset:
+    ids = np.random.default_rng(seed).integers(1, vocabulary, (num_rows, length)).tolist()
+    return Dataset.from_list([{"input_ids": row, "attention_mask": [1] * length, "labels": row} for row in ids])
+
+
+class StepClock(TrainerCallback):
+    """Seconds of every optimizer step, its callbacks included."""
+
+    def __init__(self) -> None:
+        self.marks: list[float] = []
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.marks.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        return np.diff(self.marks).tolist()
+
+
+def train_seconds(settings: Mapping[str, Any], lora: bool, every: int | None) -> list[float]:
+    """Seconds of each step of a run, plain for ``every=None``, else in mode ``"online"``."""
+    length, vocabulary = settings["length"], settings["model"]["vocab_size"]
+    rows = random_rows(settings["batch_size"] * (settings["steps"] + 1), length, vocabulary, seed=1)
+    clock, callbacks = StepClock(), []
+    if every is not None:
+        query = random_rows(settings["query_rows"], length, vocabulary, seed=2)
+        config = InfluenceConfig(mode="online", every_n_steps=every, skip_first=0)
+        callbacks.append(InfluenceCallback(config, query))
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder,
+            per_device_train_batch_size=settings["batch_size"],
+            max_steps=settings["steps"] + 1,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
+        )
+        model = llama(settings, lora)
+        # The clock comes last, so that what the callback does at the end of a step counts.
+        Trainer(model, arguments, train_dataset=rows, data_collator=Padding(), callbacks=[*callbacks, clock]).train()
+    return clock.seconds()
+
+
+def overhead(settings: Mapping[str, Any], lora: bool) -> dict[str, Any]:
+    """Ratios of interleaved runs: with every step scored, and every tenth."""
+    ratios: dict[str, list[float]] = {"every": [], "tenth": []}
+    plain_seconds = []
+    for _ in range(settings["repeats"]):
+        plain = train_seconds(settings, lora, None)
+        every = train_seconds(settings, lora, 1)
+        tenth = train_seconds(settings, lora, 10)
+        again = train_seconds(settings, lora, None)
+        base = median(plain + again)
+        plain_seconds.append(base)
+        ratios["every"].append(median(every) / base)
+        # Medians would drop the one scored step of ten: means of whole tens, trimmed by the plain runs' own noise.
+        ratios["tenth"].append(float(np.mean(tenth) / np.mean(plain + again)))
+    return {"seconds": median(plain_seconds), **ratios, "predicted": predicted(settings, lora)}
+
+
+def predicted(settings: Mapping[str, Any], lora: bool) -> float:
+    """The sheet's estimate: query rows over batch rows, plus a third of a step for products where layers are full."""
+    share = hooked_share(settings)
+    return 1 + settings["query_rows"] / settings["batch_size"] + (0.0 if lora else share / 3)
+
+
+def hooked_share(settings: Mapping[str, Any]) -> float:
+    """Share of the multiplications that is in layers with hooks."""
+    model = llama(settings)
+    chosen = sum(dict(model.named_parameters())[name].numel() for name in target_parameters(model, "all-linear"))
+    head = model.get_output_embeddings().weight.numel()
+    return chosen / (chosen + head)
+
+
+def passes(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds of scoring a batch, against a plain pass and against materialised gradients, interleaved."""
+    model = llama(settings).eval()
+    names, losses = target_parameters(model, "all-linear"), RowLosses(model)
+    rows = random_rows(settings["score_rows"], settings["length"], settings["model"]["vocab_size"], seed=3)
+    batch = Padding()(list(rows))
+    query = mean_gradient(model, losses, batch, names)
+    stacked = {name: grad[None] for name, grad in query.items()}
+
+    def plain() -> Any:
+        losses(model, batch).mean().backward()
+        model.zero_grad()
+
+    def ghost() -> Tensor:
+        return gradient_products(model, losses, batch, stacked)
+
+    def made(backend: str) -> Callable[[], Tensor]:
+        def run() -> Tensor:
+            made = per_sample_gradients(model, losses, batch, names, backend=backend)  # type: ignore[arg-type]
+            return sum(rows.flatten(1) @ query[name].flatten() for name, rows in made.items())
+
+        return run
+
+    work = {"plain": plain, "ghost": ghost, "func": made("func"), "hooks_dense": made("hooks"), "loop": made("loop")}
+    agree = {name: run() for name, run in work.items() if name != "plain"}
+    worst = max(float((agree[name].squeeze() - agree["ghost"].squeeze()).abs().max()) for name in agree)
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(settings["pass_repeats"]):
+        for name, run in work.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    scale = float(agree["ghost"].abs().max())
+    return {"seconds": seconds, "largest_difference": worst / scale}
+
+
+def scale_seconds(settings: Mapping[str, Any], num_rows: int) -> dict[str, Any]:
+    """Seconds and bytes of scoring so many rows of a tiny model at one checkpoint, by the library's own scorer."""
+    from hf_xai.transformers.f_ine.checkpoint_scoring import RowScorer
+    from hf_xai.transformers.f_ine.query import QuerySet
+
+    model = llama(settings).eval()
+    losses, vocabulary = RowLosses(model), settings["model"]["vocab_size"]
+    rows = random_rows(num_rows, settings["length"], vocabulary, seed=4).with_format(None)
+    queries = QuerySet({"query": random_rows(8, settings["length"], vocabulary, seed=5)}, Padding(), losses, 8)
+    names = target_parameters(model, "all-linear")
+    scorer = RowScorer(
+        rows, Padding(), losses, names, InfluenceConfig(), batch_size=settings["batch_size"], noise_batch_size=16
+    )
+    before = peak_bytes()
+    start = time.perf_counter()
+    found = scorer.score(model, queries, description=f"{num_rows} rows")
+    return {
+        "rows": num_rows,
+        "seconds": time.perf_counter() - start,
+        "score_bytes": found.products.nbytes,
+        "peak_growth_bytes": peak_bytes() - before,
+    }
+
+
+def peak_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def peak_of(lora: bool, every: int, settings_name: str) -> int:
+    """Peak memory of a fresh process that trains; ``every=0`` is plain."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import tomllib, influence_cost as cost; "
+        "settings = tomllib.loads(open(sys.argv[2]).read())['cost']; settings['steps'] = 3; "
+        f"cost.train_seconds(settings, {lora}, {every or None}); print(cost.peak_bytes())"
+    )
+    here = Path(__file__).parent
+    arguments = [sys.executable, "-c", code, str(here), str(here / "configs" / f"{settings_name}.toml")]
+    return int(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+def run(bench: Benchmark) -> None:
+    """Adds the rows of cost and scale, and their bars."""
+    settings = bench.settings["cost"]
+    torch.set_num_threads(1)
+    found = {
+        kind: bench.once(f"overhead-{kind}", lambda lora=lora: overhead(settings, lora))
+        for kind, lora in (("lora", True), ("full", False))
+    }
+    for kind, values in found.items():
+        peaks = bench.once(
+            f"peaks-{kind}", lambda lora=kind == "lora": [peak_of(lora, every, "f_ine") for every in (0, 1)]
+        )
+        bench.row(part="overhead", parameters=kind, **values, peak_plain=peaks[0], peak_online=peaks[1])
+    measured = bench.once("passes", lambda: passes(settings))
+    medians = {name: median(values) for name, values in measured["seconds"].items()}
+    bench.row(part="passes", **measured, medians=medians)
+    for num_rows in bench.settings["scale"]["rows"]:
+        row = bench.once(f"scale-{num_rows}", lambda n=num_rows: scale_seconds(bench.settings["scale"], n))
+        bench.row(part="scale", **row)

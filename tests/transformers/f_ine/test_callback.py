@@ -1,0 +1,509 @@
+"""The callback on the real Trainer: what it reads, against plain autograd, and that the training is untouched."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DataCollatorWithFlattening,
+    DataCollatorWithPadding,
+    Trainer,
+    TrainerCallback,
+)
+
+from hf_xai.errors import ArtifactMismatchError, ConfigError, DataError, NotEnabledError, UnsupportedModelError
+from hf_xai.transformers.f_ine import InfluenceCallback, InfluenceConfig
+from tests.distributed.launcher import Launcher
+from tests.tiny.causal_lms import PAD, VOCABULARY, tiny_chat_tokenizer
+from tests.tiny.traces import module_trace
+from tests.transformers.f_ine.callback_script import OPTIONS, run
+from tests.transformers.f_ine.training_runs import (
+    collator,
+    gradient_of_row,
+    influence,
+    llama,
+    lora,
+    num_targets,
+    product,
+    query_gradient,
+    query_rows,
+    rows,
+    same_training,
+    settings,
+    train,
+)
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning",  # peft asks
+    "ignore:`gradient_checkpointing:FutureWarning",  # the name that all versions know
+)
+
+REENTRANT = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+NOT_REENTRANT = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+ACCUMULATED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+Weights = Callable[[np.ndarray], np.ndarray]
+
+
+class GradientsOfSteps(TrainerCallback):
+    """At every step: the query's gradient times the optimizer's, and the same from the products of the rows."""
+
+    def __init__(self, callback: InfluenceCallback, queries: Any, weights: Weights) -> None:
+        self.callback, self.queries, self.weights = callback, queries, weights
+        self.pairs: list[tuple[float, float]] = []
+
+    def on_step_begin(self, *args: Any, model: Any, **objects: Any) -> None:
+        assert self.callback._run is not None
+        self.parameters = self.callback._run.parameters
+        self.gradient = query_gradient(model, self.queries, self.parameters)
+
+    def on_pre_optimizer_step(self, *args: Any, model: Any, **objects: Any) -> None:
+        assert self.callback._run is not None
+        entry = self.callback._run.recording.steps[-1]
+        named = dict(model.named_parameters())
+        by_rows = float((self.weights(entry["rows"]) * entry["products"][:, 0]).sum())
+        self.pairs.append((by_rows, product(self.gradient, {name: named[name].grad for name in self.parameters})))
+
+
+def token_shares(dataset: Dataset) -> Weights:
+    counts = num_targets(dataset)
+    return lambda numbers: counts[numbers] / counts[numbers].sum()
+
+
+@pytest.mark.parametrize(
+    ("peft", "arguments", "tolerance"),
+    [
+        (False, {}, 1e-5),
+        (False, ACCUMULATED, 1e-5),
+        (False, {**ACCUMULATED, **REENTRANT}, 1e-5),
+        (True, {**ACCUMULATED, **REENTRANT}, 1e-5),
+        (True, NOT_REENTRANT, 1e-5),
+        (False, {"bf16": True}, 0.05),
+    ],
+    ids=["plain", "accumulated", "reentrant", "lora-reentrant", "lora-not-reentrant", "bf16"],
+)
+def test_products_of_rows_add_up_to_that_of_the_optimizers_gradient(
+    peft: bool, arguments: dict[str, Any], tolerance: float, tmp_path: Path
+) -> None:
+    dataset = rows(20)  # the last step of an epoch has 4 rows, one micro-batch where there are two else
+    callback = influence()
+    check = GradientsOfSteps(callback, query_rows(), token_shares(dataset))
+    model = lora(0.1) if peft else llama(0.1)
+    train(tmp_path, [callback, check], model=model, dataset=dataset, max_grad_norm=0, **arguments)
+    assert len(check.pairs) == 6
+    scale = max(abs(whole) for _, whole in check.pairs)
+    for by_rows, whole in check.pairs:
+        assert by_rows == pytest.approx(whole, rel=tolerance, abs=tolerance * scale)
+    if peft:
+        assert all("lora_" in name for name in check.parameters)
+
+
+def classes(count: int, seed: int, floats: bool = False) -> Dataset:
+    plain = rows(count, seed)
+    labels = np.random.default_rng(seed).normal(size=count) if floats else np.arange(count) % 3
+    return plain.remove_columns("labels").add_column("labels", labels)
+
+
+def bert(num_labels: int) -> BertForSequenceClassification:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    config = BertConfig(**sizes, num_attention_heads=2, pad_token_id=PAD, num_labels=num_labels)
+    return BertForSequenceClassification(config)
+
+
+@pytest.mark.parametrize("kind", ["told and ignored", "not told", "numbers"])
+def test_a_loss_that_is_a_mean_over_the_micro_batch_is_found_out(kind: str, tmp_path: Path) -> None:
+    floats = kind == "numbers"
+    dataset, queries = classes(20, 0, floats), classes(3, 9, floats)
+    model = bert(1 if floats else 3)
+    if kind == "not told":
+        model.accepts_loss_kwargs = False
+
+    def weights(numbers: np.ndarray) -> np.ndarray:
+        sizes = np.array([min(4, len(numbers) - start // 4 * 4) for start in range(len(numbers))], dtype=np.float64)
+        return 1 / sizes / (len(numbers) // 4 if kind == "not told" else 1)
+
+    callback = influence(queries=queries, target_modules="all-linear")
+    check = GradientsOfSteps(callback, queries, weights)
+    right = tiny_chat_tokenizer()
+    right.padding_side = "right"  # BERT's positions count padding
+    collate = DataCollatorWithPadding(right)
+    train(tmp_path, [callback, check], model=model, dataset=dataset, collate=collate, max_grad_norm=0, **ACCUMULATED)
+    assert len(check.pairs) == 6
+    for by_rows, whole in check.pairs:
+        assert by_rows == pytest.approx(whole, rel=1e-4, abs=1e-6)
+
+
+def test_a_step_of_plain_descent_changes_the_querys_loss_as_foretold(tmp_path: Path) -> None:
+    dataset, queries = rows(), query_rows()
+
+    def loss(model: torch.nn.Module) -> float:
+        model.eval()
+        with torch.no_grad():
+            found = [model(**{name: torch.tensor([value]) for name, value in row.items()}).loss for row in queries]
+        return float(torch.stack(found).double().mean())
+
+    errors = []
+    for rate in (0.01, 0.005):
+        callback = influence(target_modules="all")
+        model = llama()
+        before = loss(model)
+        one_step = {"max_steps": 1, "lr_scheduler_type": "constant", "optim": "sgd", "max_grad_norm": 0}
+        train(tmp_path, [callback], model=model, per_device_train_batch_size=24, learning_rate=rate, **one_step)
+        shares = token_shares(dataset)(np.arange(24))
+        foretold = (shares * callback.scores.columns["tracin"][:, 0]).sum()  # the rate is in it
+        errors.append(abs((before - loss(model)) / foretold - 1))
+    assert errors[0] < 0.2
+    assert 1.5 < errors[0] / errors[1] < 2.6
+
+
+class RowByRow(TrainerCallback):
+    """First-order In-Run Data Shapley by a loop: at every step one backward pass for every row and query."""
+
+    def __init__(self, callback: InfluenceCallback, dataset: Dataset, queries: dict[str, Any]) -> None:
+        self.callback, self.dataset, self.queries = callback, dataset, queries
+        self.sums = np.zeros((len(dataset), len(queries)))
+        self.cosines: list[tuple[float, float]] = []
+
+    def on_step_begin(self, *args: Any, model: Any, **objects: Any) -> None:
+        self.model = copy.deepcopy(model)
+
+    def on_pre_optimizer_step(self, *args: Any, optimizer: Any, **objects: Any) -> None:
+        run = self.callback._run
+        assert run is not None
+        entry, rate = run.recording.steps[-1], optimizer.param_groups[0]["lr"]
+        wanted = [query_gradient(self.model, rows_of, run.parameters) for rows_of in self.queries.values()]
+        for place, number in enumerate(entry["rows"]):
+            own = gradient_of_row(self.model, self.dataset[int(number)], run.parameters)
+            for column, one in enumerate(wanted):
+                self.sums[number, column] += rate * product(own, one)
+                size = (product(own, own) * product(one, one)) ** 0.5
+                self.cosines.append((entry["products"][place, column], product(own, one) / size))
+
+
+def test_online_sums_are_first_order_in_run_shapley_values(tmp_path: Path) -> None:
+    queries = {"one": query_rows(2), "two": rows(3, seed=55)}
+    callback = influence(queries=queries, query_batch_size=2)
+    loop = RowByRow(callback, rows(), queries)
+    train(tmp_path, [callback, loop], num_train_epochs=1, model=llama())
+    assert callback.scores.query_names == ("one", "two")
+    np.testing.assert_allclose(callback.scores.columns["tracin"], loop.sums, rtol=1e-3, atol=1e-6)
+    assert (callback.scores.columns["visits"] == 1).all()
+
+
+def test_cosines_online_are_those_of_the_gradients(tmp_path: Path) -> None:
+    callback = influence(similarity="cosine")
+    loop = RowByRow(callback, rows(16), {"query": query_rows()})
+    train(tmp_path, [callback, loop], dataset=rows(16), num_train_epochs=1, **ACCUMULATED)
+    found, expected = np.array(loop.cosines).T
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+def test_pairwise_products_are_the_explicit_ones(similarity: str, tmp_path: Path) -> None:
+    found = []
+    for form in ("explicit", "pairwise"):
+        queries = {"one": query_rows(3), "two": rows(2, seed=55)}
+        callback = influence(queries=queries, product_form=form, similarity=similarity, query_batch_size=2)
+        train(tmp_path, [callback], num_train_epochs=1)
+        found.append(callback.scores.columns)
+    for name in ("mu_step", "tracin"):
+        np.testing.assert_allclose(found[1][name], found[0][name], rtol=1e-3, atol=1e-6)
+
+
+def test_products_at_a_checkpoint_are_those_of_the_gradients(tmp_path: Path) -> None:
+    dataset, moments = rows(16), []
+
+    class Keep(TrainerCallback):
+        def on_step_end(self, *args: Any, model: Any, **objects: Any) -> None:
+            moments.append(copy.deepcopy(model))
+
+    callback = influence("checkpoint", save_observations=True)
+    both = influence("checkpoint", save_observations=True, similarity="cosine")
+    train(tmp_path, [callback, both, Keep()], dataset=dataset)  # 4 steps
+    observed = callback.scores.observations
+    assert observed is not None
+    assert observed.steps.tolist() == [1, 3, 4]
+    parameters = [name for name, _ in moments[0].named_parameters() if name.endswith("_proj.weight")]
+    for step, products, cosines in zip(
+        observed.steps, observed.products, both.scores.observations.products, strict=True
+    ):
+        model = moments[step - 1]
+        query = query_gradient(model, query_rows(), parameters)
+        own = [gradient_of_row(model, dict(row), parameters) for row in dataset]
+        expected = np.array([product(one, query) for one in own])
+        sizes = np.array([(product(one, one) * product(query, query)) ** 0.5 for one in own])
+        np.testing.assert_allclose(products[:, 0], expected, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(cosines[:, 0], expected / sizes, rtol=1e-3, atol=1e-5)
+
+
+def test_self_influence_is_made_of_the_rows_norms(tmp_path: Path) -> None:
+    dense = influence("checkpoint", self_influence=True, save_observations=True, num_noise_batches=4)
+    online = influence("online", self_influence=True)
+    model = llama()
+    train(tmp_path, [dense, online], model=model, dataset=rows(16), learning_rate=0.0, **ACCUMULATED)
+    parameters = [name for name, _ in model.named_parameters() if name.endswith("_proj.weight")]
+    own = [gradient_of_row(model, dict(row), parameters) for row in rows(16)]
+    squares = np.array([product(one, one) for one in own])
+    assert dense.scores.query_names == online.scores.query_names == ("self",)
+    np.testing.assert_allclose(dense.scores.observations.products[-1, :, 0], squares, rtol=1e-3)
+    effects = online.scores.columns["mean_effect"][:, 0]
+    assert np.corrcoef(effects, squares)[0, 1] > 0.8  # less the mean of different batches
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "peft", "arguments"),
+    [
+        ("online", {}, False, {"eval_strategy": "steps", "eval_steps": 2}),
+        ("online", {"similarity": "cosine", "product_form": "pairwise"}, True, {**ACCUMULATED, **REENTRANT}),
+        ("checkpoint", {}, False, {**ACCUMULATED, "eval_strategy": "steps", "eval_steps": 1}),
+        ("checkpoint", {"self_influence": True, "num_noise_batches": 2}, True, NOT_REENTRANT),
+        ("subset", {}, False, {**ACCUMULATED, **NOT_REENTRANT, "save_strategy": "steps", "save_steps": 2}),
+    ],
+    ids=["online", "online-lora", "checkpoint", "checkpoint-self", "subset"],
+)
+def test_losses_and_weights_are_bit_for_bit_those_without_it(
+    mode: str, options: dict[str, Any], peft: bool, arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    make = lora if peft else llama
+    callback = influence(mode, **options)
+    watched = train(tmp_path / "a", [callback], model=make(0.2), **arguments)
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    plain = train(tmp_path / "b", model=make(0.2), **arguments)
+    assert same_training(watched, plain)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == np.random.get_state()[1].tolist()
+    assert np.isfinite(callback.scores.columns["mu_step"]).all()
+    assert outside(watched.model) == outside(plain.model)
+
+
+def outside(model: torch.nn.Module) -> dict[str, Any]:
+    """Attributes and numbers of hooks of every module; checkpointing of activations has hooks of its own."""
+    return {name: (seen[1], [*map(len, seen[2])]) for name, seen in module_trace(model).items()}
+
+
+def test_label_smoothing_needs_more_than_a_callback(tmp_path: Path) -> None:
+    with (
+        pytest.warns(UserWarning, match="With label smoothing"),
+        pytest.raises(DataError, match="keep them from the model"),
+    ):
+        train(tmp_path, [influence()], label_smoothing_factor=0.1)
+
+
+@pytest.mark.parametrize("mode", ["online", "checkpoint", "subset"])
+def test_a_resumed_run_has_the_scores_of_an_uninterrupted_one(mode: str, tmp_path: Path) -> None:
+    arguments = {**ACCUMULATED, "save_strategy": "steps", "save_steps": 7}
+    options = {"every_n_steps": 2} if mode == "checkpoint" else {}
+    whole, rest = influence(mode, **options), influence(mode, **options)
+    one = train(tmp_path, [whole], model=llama(0.2), dataset=rows(40), **arguments)  # 5 steps an epoch
+    checkpoint = str(tmp_path / "checkpoint-7")
+    other = train(tmp_path, [rest], model=llama(0.2), dataset=rows(40), resume=checkpoint, **arguments)
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
+    for name, column in whole.scores.columns.items():
+        np.testing.assert_allclose(rest.scores.columns[name], column, rtol=1e-6, err_msg=name)
+    if mode == "online":
+        assert (rest.scores.columns["visits"] == 2).all()
+        changed = influence(mode, skip_first=1)
+        with pytest.raises(ArtifactMismatchError, match="skip_first differ"):
+            train(tmp_path, [changed], dataset=rows(40), resume=checkpoint, **arguments)
+        changed = influence(mode, queries=rows(3, seed=4))
+        with pytest.raises(ArtifactMismatchError, match="queries differ"):
+            train(tmp_path, [changed], dataset=rows(40), resume=checkpoint, **arguments)
+        (tmp_path / "checkpoint-7" / "influence_state.safetensors").unlink()
+        late = influence(mode)
+        with pytest.warns(UserWarning, match="tell of the rest of the run only"):
+            train(tmp_path, [late], model=llama(0.2), dataset=rows(40), resume=checkpoint, **arguments)
+        assert late.scores.columns["visits"].sum() == 3 * 8
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a machine of one core
+def test_rows_are_the_same_with_workers(tmp_path: Path) -> None:
+    found = []
+    for workers in (0, 2):
+        callback = influence()
+        train(tmp_path, [callback], dataloader_num_workers=workers)
+        found.append(callback.scores.columns)
+    for name, column in found[0].items():
+        assert np.array_equal(found[1][name], column, equal_nan=True), name
+
+
+def test_padding_and_packing_leave_the_products_as_they_are(tmp_path: Path) -> None:
+    right = tiny_chat_tokenizer()
+    right.padding_side = "right"
+    long = collator(pad_to_multiple_of=32)
+    long.tokenizer = right
+    tables = {}
+    for name, collate in (("plain", collator()), ("long", long), ("packed", DataCollatorWithFlattening())):
+        callback = influence()
+        dataset = rows().remove_columns("attention_mask") if name == "packed" else rows()
+        queries = query_rows().remove_columns("attention_mask") if name == "packed" else query_rows()
+        callback = influence(queries=queries)
+        train(tmp_path, [callback], dataset=dataset, collate=collate, optim="sgd", learning_rate=1e-7)
+        tables[name] = callback.scores.columns
+    for name in ("long", "packed"):
+        np.testing.assert_allclose(tables[name]["mu_step"], tables["plain"]["mu_step"], rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(tables[name]["tracin"], tables["plain"]["tracin"], rtol=1e-3, atol=1e-12)
+
+
+def test_scores_go_with_ids_and_not_with_places(tmp_path: Path) -> None:
+    dataset, order = rows(), np.random.default_rng(1).permutation(24)
+    names = np.array([f"row {number}" for number in range(24)])
+    doubled = Dataset.from_list([*dataset, dataset[5], dataset[5]])
+    plain = influence("checkpoint", sample_ids=names.tolist())
+    mixed = influence("checkpoint", sample_ids=names[order].tolist())
+    double = influence("checkpoint")
+    still = {"learning_rate": 0.0}
+    train(tmp_path, [plain], dataset=dataset, **still)
+    train(tmp_path, [mixed], dataset=dataset.select(order.tolist()), **still)
+    train(tmp_path, [double], dataset=doubled, **still)
+    assert mixed.scores.sample_ids.tolist() == names[order].tolist()
+    np.testing.assert_allclose(
+        mixed.scores.columns["mu_step"], plain.scores.columns["mu_step"][order], rtol=1e-4, atol=1e-6
+    )
+    twins = double.scores.columns["mu_step"][[5, 24, 25], 0]
+    np.testing.assert_allclose(twins, twins[0], rtol=1e-4)
+
+
+def test_a_group_is_composed_of_its_rows_visits(tmp_path: Path) -> None:
+    callback = influence("subset", groups={"many": tuple(range(12)), "few": (20, 21)})
+    train(tmp_path, [callback])
+    columns = callback.scores.columns
+    np.testing.assert_allclose(columns["visits"][:, 0], [12 * 2 / 8, 2 * 2 / 2])
+    np.testing.assert_allclose(columns["mu_run"], columns["mu_step"] * np.sqrt(columns["visits"]))
+    assert (columns["n_obs"] == 6).all()
+
+
+def test_steps_of_the_warm_up_are_left_out(tmp_path: Path) -> None:
+    callback = influence()
+    train(tmp_path, [callback], warmup_steps=3)
+    assert (callback.scores.columns["visits"] == 2).all()
+    assert (callback.scores.columns["n_obs"] == 1).all()
+
+
+def test_nothing_is_left_behind_and_the_callback_can_be_used_again(tmp_path: Path) -> None:
+    model = llama()
+    callback = influence()
+    trainer = Trainer(
+        model, settings(tmp_path), train_dataset=rows(), data_collator=collator(), callbacks=[callback]
+    )
+    loaders: list[Any] = []
+
+    class Look(TrainerCallback):
+        def on_epoch_end(self, *args: Any, train_dataloader: Any, **objects: Any) -> None:
+            loaders.append((train_dataloader, type(train_dataloader.batch_sampler).__name__))
+
+    trainer.add_callback(Look())
+    trainer.train()
+    before = module_trace(model)
+    first = callback.scores
+    assert loaders[0][1] == "_Watched"
+    assert type(loaders[0][0].batch_sampler).__name__ != "_Watched"
+    assert not callback.is_recording
+    trainer.train()
+    assert module_trace(model) == before
+    assert callback.scores is not first
+    assert (callback.scores.columns["visits"] == 2).all()
+
+    broken = trainer.model.model.layers[2].mlp.register_forward_hook(lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    broken.remove()
+    assert callback.is_recording
+    with pytest.raises(NotEnabledError, match="before a training run has ended"):
+        _ = callback.scores
+    callback.close()
+    assert module_trace(model) == before
+    trainer.train()
+    assert (callback.scores.columns["visits"] == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "error", "message"),
+    [
+        ({"every_n_steps": 7}, {}, ConfigError, "every_n_steps is 7, the run has 6 steps"),
+        ({"mode": "checkpoint", "every_n_steps": 3}, {}, ConfigError, "needs 3 scored moments at least"),
+        ({"skip_first": 6}, {}, ConfigError, "none is left"),
+        ({}, {"per_device_train_batch_size": 4}, ConfigError, "8 at least; this run has 4"),
+        ({"mode": "subset", "groups": {"a": (0, 77)}}, {}, DataError, "no training row with the id 77"),
+        ({"sample_ids": [0] * 24}, {}, DataError, "must be unique"),
+        ({"sample_ids": [0, 1]}, {}, DataError, "one for each of 24 rows, got 2"),
+        ({"sample_id_column": "name"}, {}, ConfigError, "no column 'name'; it has input_ids"),
+        ({"target_modules": ("embed_tokens_of_mine",)}, {}, ConfigError, "No module is called embed_tokens_of_mine"),
+        ({"queries": rows(2).map(lambda row: {"labels": [-100] * len(row["labels"])})}, {}, DataError, "Row 0 of the"),
+        ({"queries": rows(0)}, {}, DataError, "has no rows"),
+        ({"queries": {}}, {}, DataError, "query_dataset is empty"),
+    ],
+    ids=lambda value: None if not isinstance(value, str) else value[:20],
+)
+def test_mistakes_are_told_before_any_work(
+    options: dict[str, Any], arguments: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    options = dict(options)
+    callback = influence(options.pop("mode", "online"), **options)
+    model = llama()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(error, match=message):
+        train(tmp_path, [callback], model=model, **arguments)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not callback.is_recording
+
+
+def test_arguments_that_contradict_each_other_are_refused() -> None:
+    for arguments, message in (
+        ((InfluenceConfig(), None), "Give a query_dataset, or self_influence"),
+        ((InfluenceConfig(self_influence=True), query_rows()), "one of them, not both"),
+        ((InfluenceConfig(control="auxiliary"), query_rows()), "belong together"),
+        (({}, query_rows()), "must be an InfluenceConfig, got dict"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            InfluenceCallback(*arguments)
+
+
+def test_a_query_row_that_is_a_training_row_is_warned_of(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="Row 1 of the query 'query' has the same input_ids as training row 4"):
+        train(tmp_path, [influence(queries=rows().select([99 % 24, 4]).select([1, 1]))], max_steps=1)
+
+
+def test_a_stream_needs_more_than_a_callback(tmp_path: Path) -> None:
+    stream = rows().to_iterable_dataset()
+    with pytest.raises(UnsupportedModelError, match="use attach_influence"):
+        train(tmp_path, [influence()], dataset=stream, max_steps=2)
+
+
+def test_columns_that_the_trainer_takes_from_training_rows_are_taken_from_query_rows(tmp_path: Path) -> None:
+    named = query_rows().add_column("text", ["a", "b", "c"])
+    one, other = influence(queries=named), influence()
+    train(tmp_path, [one, other], max_steps=2)
+    assert np.array_equal(one.scores.columns["tracin"], other.scores.columns["tracin"], equal_nan=True)
+
+
+def test_rows_with_gradients_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
+    class Diverges(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any, **objects: Any) -> None:
+            if state.global_step == 2:
+                model.model.norm.weight.data.fill_(float("nan"))
+
+    for mode, message in (("online", "32 of 48 visits"), ("checkpoint", "24 of 24 rows"), ("subset", "of 6 scored")):
+        with pytest.raises(DataError, match=message):
+            train(tmp_path, [Diverges(), influence(mode)])
+
+
+@pytest.mark.distributed
+def test_two_processes_have_the_scores_of_one(launch: Launcher, tmp_path: Path) -> None:
+    assert "all checks passed" in launch("tests/transformers/f_ine/callback_script.py", tmp_path)
+    for mode in OPTIONS:
+        _, alone = run(tmp_path / "alone", mode, 8, num_train_epochs=1)
+        with np.load(tmp_path / f"{mode}.npz") as found:
+            for name, column in alone.columns.items():
+                np.testing.assert_allclose(found[name], column, rtol=1e-4, atol=1e-5, err_msg=f"{mode}: {name}")
+
+
+@pytest.mark.distributed
+def test_weights_that_are_sharded_give_the_same_products(launch: Launcher) -> None:
+    assert "all checks passed" in launch("tests/transformers/f_ine/fully_shard_script.py")
