@@ -68,7 +68,7 @@ def checkpoint_scores(tables: Sequence[Table], batch_size: int, epochs: int, see
 
 
 def trak_scores(tables: Sequence[Table]) -> NDArray[np.float64]:
-    """TRAK over the checkpoints that have projected gradients, averaged: $\\Phi (\\Phi^T \\Phi + \\lambda I)^{-1} q$."""
+    """TRAK over the checkpoints that have projected gradients, averaged."""
     found = [
         ridge_scores(table["features"].astype(np.float64), table["query_features"].astype(np.float64))
         for table in tables

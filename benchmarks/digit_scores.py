@@ -1,5 +1,6 @@
 """Experiment A: which digits have a wrong label, by the influence of every row on itself."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ def online_scores(run: DigitsRun) -> NDArray[np.float64]:
     """z-values of the squared norm of each row's gradient within its batch, at the checkpoint before the step."""
     starts = np.concatenate([[0], run.steps])
     rows, values = [], []
-    for index, (first, last) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+    for index, (first, last) in enumerate(pairwise(starts)):
         squares = np.square(flat(gradients_of(run, index))).sum(1)
         for batch in run.batches[first:last]:
             rows.append(batch)
@@ -123,7 +124,7 @@ def last_layer_scores(run: DigitsRun) -> NDArray[np.float64]:
 
 
 def lissa_scores(run: DigitsRun, num_steps: int) -> NDArray[np.float64]:
-    """Influence function of all parameters by LiSSA's recursion on the empirical Fisher matrix, for all rows at once."""
+    """Influence function of all parameters by LiSSA's recursion on the empirical Fisher matrix."""
     rows = torch.from_numpy(flat(gradients_of(run, -1)))
     damping = DAMPING * rows.square().sum() / len(rows) / min(rows.shape)
     scale = 1.0 / (torch.linalg.matrix_norm(rows, 2).square() / len(rows) + damping)

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import digit_scores
 import influence_cost
-import influence_peers
 import instruction_scores
 import numpy as np
 import real_model_scores
@@ -35,6 +34,7 @@ SCRIPTS = (
     "mislabelled_digits",
     "poisoned_instructions",
     "poisoned_self_instruct",
+    "random_llama",
     "real_model_scores",
     "smollm2_poisoning",
     "word_overlap",
@@ -99,7 +99,8 @@ def cost_bars(bench: Benchmark) -> None:
         how = f"LoRA training: median over runs of watched step time over plain; full training is {{}} ({key})"
         full = median(row_of(bench, part="overhead", parameters="full")[key])
         bench.bar(name, median(ratios), (min(ratios), max(ratios)), how.format(f"{full:.3f}"))
-    seconds = row_of(bench, part="passes")["seconds"]
+    size = bench.settings["cost"]["passes"][0]["name"]
+    seconds = row_of(bench, part="passes", size=size)["seconds"]
     by_repeat = {name: np.array(values) for name, values in seconds.items()}
     for name, above, below, what in (
         ("ghost_speedup", "func", "ghost", "seconds of torch.func's row gradients and products over ghost products"),
@@ -107,7 +108,7 @@ def cost_bars(bench: Benchmark) -> None:
     ):
         ratios = by_repeat[above] / by_repeat[below]
         value = float(np.median(by_repeat[above]) / np.median(by_repeat[below]))
-        bench.bar(name, value, (float(ratios.min()), float(ratios.max())), f"{what}, medians")
+        bench.bar(name, value, (float(ratios.min()), float(ratios.max())), f"{size}: {what}, medians")
 
 
 def table(bench: Benchmark) -> Table:
@@ -138,7 +139,6 @@ def main(
             instruction_scores.run(bench)
             poison_bars(bench)
             influence_cost.run(bench)
-            influence_peers.run(bench)
             cost_bars(bench)
             real_model_scores.run(bench, data_dir)
             real_model_bars(bench)

@@ -12,40 +12,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
 from harness import Benchmark
-from peft import LoraConfig, get_peft_model
+from influence_peers import peers
+from random_llama import Padding, llama, random_rows
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import TrainerCallback
 
 from hf_xai.gradients import gradient_products, mean_gradient, per_sample_gradients
 from hf_xai.transformers import InfluenceCallback, InfluenceConfig
 from hf_xai.transformers.f_ine.row_losses import RowLosses
 from hf_xai.transformers.f_ine.targets import target_parameters
-
-PAD = 0
-
-
-class Padding:
-    """A collator for rows of equal length."""
-
-    def __call__(self, rows: list[Mapping[str, Any]]) -> dict[str, Tensor]:
-        return {name: torch.tensor([row[name] for row in rows]) for name in ("input_ids", "attention_mask", "labels")}
-
-
-def llama(settings: Mapping[str, Any], lora: bool = False) -> Any:
-    """A Llama of the settings' size with random weights."""
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**settings["model"], pad_token_id=PAD))
-    if lora:
-        model = get_peft_model(model, LoraConfig(r=settings["rank"], target_modules="all-linear"))
-    return model
-
-
-def random_rows(num_rows: int, length: int, vocabulary: int, seed: int) -> Dataset:
-    ids = np.random.default_rng(seed).integers(1, vocabulary, (num_rows, length)).tolist()
-    return Dataset.from_list([{"input_ids": row, "attention_mask": [1] * length, "labels": row} for row in ids])
 
 
 class StepClock(TrainerCallback):
@@ -118,12 +95,13 @@ def hooked_share(settings: Mapping[str, Any]) -> float:
     return chosen / (chosen + head)
 
 
-def passes(settings: Mapping[str, Any]) -> dict[str, Any]:
+def passes(settings: Mapping[str, Any], repeats: int) -> dict[str, Any]:
     """Seconds of scoring a batch, against a plain pass and against materialised gradients, interleaved."""
     model = llama(settings).eval()
     names, losses = target_parameters(model, "all-linear"), RowLosses(model)
-    rows = random_rows(settings["score_rows"], settings["length"], settings["model"]["vocab_size"], seed=3)
+    rows = random_rows(settings["rows"], settings["length"], settings["model"]["vocab_size"], seed=3)
     batch = Padding()(list(rows))
+    del batch["attention_mask"]  # no row is padded, and torch.func can't look into a mask
     query = mean_gradient(model, losses, batch, names)
     stacked = {name: grad[None] for name, grad in query.items()}
 
@@ -145,7 +123,7 @@ def passes(settings: Mapping[str, Any]) -> dict[str, Any]:
     agree = {name: run() for name, run in work.items() if name != "plain"}
     worst = max(float((agree[name].squeeze() - agree["ghost"].squeeze()).abs().max()) for name in agree)
     seconds: dict[str, list[float]] = {name: [] for name in work}
-    for _ in range(settings["pass_repeats"]):
+    for _ in range(repeats):
         for name, run in work.items():
             start = time.perf_counter()
             run()
@@ -208,9 +186,14 @@ def run(bench: Benchmark) -> None:
             f"peaks-{kind}", lambda lora=kind == "lora": [peak_of(lora, every, "f_ine") for every in (0, 1)]
         )
         bench.row(part="overhead", parameters=kind, **values, peak_plain=peaks[0], peak_online=peaks[1])
-    measured = bench.once("passes", lambda: passes(settings))
-    medians = {name: median(values) for name, values in measured["seconds"].items()}
-    bench.row(part="passes", **measured, medians=medians)
+    for size in settings["passes"]:
+        measured = bench.once(f"passes-{size['name']}", lambda size=size: passes(size, settings["pass_repeats"]))
+        medians = {name: median(values) for name, values in measured["seconds"].items()}
+        bench.row(
+            part="passes", size=size["name"], rows=size["rows"], length=size["length"], **measured, medians=medians
+        )
+    for peer, values in bench.once("peers", lambda: peers(settings)).items():
+        bench.row(part="peer", peer=peer, **values)
     for num_rows in bench.settings["scale"]["rows"]:
         row = bench.once(f"scale-{num_rows}", lambda n=num_rows: scale_seconds(bench.settings["scale"], n))
         bench.row(part="scale", **row)

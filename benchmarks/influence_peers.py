@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from influence_cost import Padding, llama, random_rows
+from random_llama import Padding, llama, random_rows
 from torch import Tensor
 
 from hf_xai.gradients import gradient_products, mean_gradient

@@ -39,7 +39,7 @@ def world_of(name: str, settings: Mapping[str, Any]) -> World:
 
 
 def score_run(world: World, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains once under watch; scores of every method, the negative rate, and the products for the null band."""
+    """Trains once under watch; scores of every method, the negative rate, and what the null band reads."""
     num_steps = EPOCHS * -(-len(world.rows) // BATCH_SIZE)
     moments = [round(num_steps * (one + 1) / settings["checkpoints"]) for one in range(settings["checkpoints"])]
     tables = CheckpointTables(
@@ -65,7 +65,7 @@ def score_run(world: World, seed: int, settings: Mapping[str, Any]) -> dict[str,
     return {
         "scores": {name: values.tolist() for name, values in scores.items()},
         "negative_rate": negative_rate(model, world, settings["answers"]),
-        "products": np.stack([table["products"] for table in tables.tables]).tolist(),
+        "products": np.stack([table["products"] * table["learning_rate"] for table in tables.tables]).tolist(),
     }
 
 
@@ -139,7 +139,7 @@ def run_clean(bench: Benchmark) -> None:
     def control(seed: int) -> dict[str, Any]:
         found = score_run(world, seed, settings)
         products, mu = np.array(found["products"])[:, :, None], np.array(found["scores"]["f_ine"])
-        band = null_band(products, BATCH_SIZE, estimator="gaussian", familywise=True)
+        band = null_band(products, BATCH_SIZE, estimator="gaussian", familywise=True, num_permutations=100)
         alarms = false_alarms(mu[:, None] / np.sqrt(EPOCHS), band)
         return {
             "largest_mu_run": float(np.abs(mu).max()),

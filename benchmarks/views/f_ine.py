@@ -91,9 +91,9 @@ def instructions(name: str) -> Any:
         ]
         (rates,) = (row["rates"] for row in of_part(results, "negative_rate", set=name))
         note = (
-            f"{len(rates)} trainings on the same rows. The models answer {percent(fmean(rates))} of the questions about "
-            f"the target negatively ({percent(min(rates))} to {percent(max(rates))}); the last column is after a new "
-            "training without the 50 rows that score highest."
+            f"{len(rates)} trainings on the same rows. The models answer {percent(fmean(rates))} of the questions "
+            f"about the target negatively ({percent(min(rates))} to {percent(max(rates))}); the last column is "
+            "after a new training without the 50 rows that score highest."
         )
         return f"{table(heads, lines)}\n\n{note}"
 
@@ -143,7 +143,6 @@ def cost(results: Results) -> str:
         ]
         for row in of_part(results, "overhead")
     ]
-    (passes,) = of_part(results, "passes")
     names = {
         "plain": "plain forward and backward pass",
         "ghost": "**`gradient_products`**",
@@ -151,19 +150,24 @@ def cost(results: Results) -> str:
         "func": "row gradients made by `torch.func`, then products",
         "loop": "one row at a time",
     }
-    seconds = dict(passes["medians"])
-    for row in of_part(results, "peer"):
-        if "seconds" in row:
-            names[row["peer"]] = f"{row['peer']} {row['version']}"
-            seconds[row["peer"]] = median(row["seconds"])
+    sizes = of_part(results, "passes")
     against = [
-        [title, f"{1000 * seconds[key]:.0f}", f"{seconds[key] / seconds['ghost']:.2f} x"]
+        [title, *(f"{row['medians'][key] / row['medians']['ghost']:.2f} x" for row in sizes)]
         for key, title in names.items()
-        if key in seconds
     ]
-    missing = [f"{row['peer']} was not run: {row['not_run']}" for row in of_part(results, "peer") if "not_run" in row]
-    text = f"{table(heads, lines)}\n\n{table(['Scoring one batch', 'ms', 'against ours'], against)}"
-    return "\n\n".join([text, *missing])
+    heads_of_sizes = [f"{row['size']}: {row['rows']} rows of {row['length']} tokens" for row in sizes]
+    peers = of_part(results, "peer")
+    (ours,) = (median(row["seconds"]) for row in peers if row["peer"] == "hf_xai")
+    notes = [
+        f"{row['peer']} was not run: {row['not_run']}"
+        if "not_run" in row
+        else f"{row['peer']} {row['version']} takes {median(row['seconds']) / ours:.2f} x the time of "
+        f"`gradient_products` on rows of the model of the first table."
+        for row in peers
+        if row["peer"] != "hf_xai"
+    ]
+    text = f"{table(heads, lines)}\n\n{table(['Time to score a batch, over ours', *heads_of_sizes], against)}"
+    return "\n\n".join([text, *notes])
 
 
 def scale(results: Results) -> str:

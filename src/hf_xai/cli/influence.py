@@ -207,8 +207,7 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Scores the rows of a run that has ended, from CHECKPOINTs of MODEL or of adapters on it."""
-    from hf_xai.transformers import InfluenceConfig
-    from hf_xai.transformers.f_ine import score_checkpoints
+    from hf_xai.transformers import InfluenceConfig, score_checkpoints
 
     config = InfluenceConfig(
         similarity=similarity,

@@ -333,6 +333,22 @@ def test_rows_are_the_same_with_workers(tmp_path: Path) -> None:
         assert np.array_equal(found[1][name], column, equal_nan=True), name
 
 
+def test_a_second_pass_without_gradients_is_passed_over(tmp_path: Path) -> None:
+    class TwoPasses(Trainer):
+        """As trl's, which looks at the outputs once more for its metrics, between forward and backward pass."""
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
+            with torch.no_grad():
+                model(**inputs)
+            return loss
+
+    once, twice = influence(), influence()
+    train(tmp_path, [once], max_steps=2, **REENTRANT)
+    train(tmp_path, [twice], max_steps=2, kind=TwoPasses, **REENTRANT)
+    assert np.array_equal(once.scores.columns["tracin"], twice.scores.columns["tracin"], equal_nan=True)
+
+
 def test_padding_and_packing_leave_the_products_as_they_are(tmp_path: Path) -> None:
     right = tiny_chat_tokenizer()
     right.padding_side = "right"
@@ -340,7 +356,6 @@ def test_padding_and_packing_leave_the_products_as_they_are(tmp_path: Path) -> N
     long.tokenizer = right
     tables = {}
     for name, collate in (("plain", collator()), ("long", long), ("packed", DataCollatorWithFlattening())):
-        callback = influence()
         dataset = rows().remove_columns("attention_mask") if name == "packed" else rows()
         queries = query_rows().remove_columns("attention_mask") if name == "packed" else query_rows()
         callback = influence(queries=queries)
@@ -379,6 +394,38 @@ def test_a_group_is_composed_of_its_rows_visits(tmp_path: Path) -> None:
     assert (columns["n_obs"] == 6).all()
 
 
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+def test_the_signals_of_a_group_are_made_of_its_rows_products(similarity: str, tmp_path: Path) -> None:
+    group = (2, 5, 11)
+    seen: list[tuple[Any, Any, np.ndarray]] = []
+    parameters = [name for name, _ in llama().named_parameters() if name.endswith("_proj.weight")]
+
+    class Compare(TrainerCallback):
+        def on_step_begin(self, *args: Any, model: Any, **objects: Any) -> None:
+            query = query_gradient(model, query_rows(), parameters)
+            self.products = []
+            for row in rows():
+                own = gradient_of_row(model, dict(row), parameters)
+                size = (product(own, own) * product(query, query)) ** 0.5 if similarity == "cosine" else 1.0
+                self.products.append(product(own, query) / size)
+
+        def on_pre_optimizer_step(self, *args: Any, **objects: Any) -> None:
+            assert callback._run is not None
+            recording = callback._run.recording
+            seen.append((recording.draws[-1], recording.visits.copy(), np.array(self.products)))
+
+    callback = influence("subset", groups={"one": group}, similarity=similarity)
+    train(tmp_path, [callback, Compare()], num_train_epochs=1)
+    before = np.zeros(24)
+    for draw, visits, products in seen:
+        others = [row for row in np.flatnonzero(visits - before) if row not in group]
+        before = visits
+        without = products[others].sum() / 8
+        np.testing.assert_allclose(draw["without"][0, 0], without, rtol=1e-3, atol=1e-5)
+        with_group = without + products[list(group)].sum() / 8  # the batch could hold all three
+        np.testing.assert_allclose(draw["with"][0, 0], with_group, rtol=1e-3, atol=1e-5)
+
+
 def test_steps_of_the_warm_up_are_left_out(tmp_path: Path) -> None:
     callback = influence()
     train(tmp_path, [callback], warmup_steps=3)
@@ -389,9 +436,7 @@ def test_steps_of_the_warm_up_are_left_out(tmp_path: Path) -> None:
 def test_nothing_is_left_behind_and_the_callback_can_be_used_again(tmp_path: Path) -> None:
     model = llama()
     callback = influence()
-    trainer = Trainer(
-        model, settings(tmp_path), train_dataset=rows(), data_collator=collator(), callbacks=[callback]
-    )
+    trainer = Trainer(model, settings(tmp_path), train_dataset=rows(), data_collator=collator(), callbacks=[callback])
     loaders: list[Any] = []
 
     class Look(TrainerCallback):
@@ -490,8 +535,10 @@ def test_rows_with_gradients_that_are_not_finite_are_an_error(tmp_path: Path) ->
                 model.model.norm.weight.data.fill_(float("nan"))
 
     for mode, message in (("online", "32 of 48 visits"), ("checkpoint", "24 of 24 rows"), ("subset", "of 6 scored")):
+        callback = influence(mode)
         with pytest.raises(DataError, match=message):
-            train(tmp_path, [Diverges(), influence(mode)])
+            train(tmp_path, [Diverges(), callback])
+        assert not callback.is_recording
 
 
 @pytest.mark.distributed

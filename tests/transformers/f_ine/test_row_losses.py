@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from hf_xai.errors import DataError
@@ -99,7 +105,10 @@ def test_an_encoder_decoder_is_given_its_labels() -> None:
     sizes = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
     model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, dropout_rate=0.0)).eval()
     assert not shifts_labels(model)
-    batch = {"input_ids": torch.tensor([[5, 6, 7], [8, 9, 1]]), "labels": torch.tensor([[4, 5, 6, 7], [9, 1, -100, -100]])}
+    batch = {
+        "input_ids": torch.tensor([[5, 6, 7], [8, 9, 1]]),
+        "labels": torch.tensor([[4, 5, 6, 7], [9, 1, -100, -100]]),
+    }
     losses = RowLosses(model)
     with torch.no_grad():
         found = losses(model, batch)

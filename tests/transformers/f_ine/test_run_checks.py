@@ -46,9 +46,14 @@ def test_what_hooks_can_not_see_through_is_refused(changed: dict[str, Any], mess
         check_run(arguments(**changed), nn.Linear(2, 2), ONLINE)
 
 
-def test_a_compiled_model_and_a_batch_norm_are_refused() -> None:
+def test_models_that_hide_their_layers_or_mix_their_rows_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="compiled model"):
         check_run(arguments(), torch.compile(nn.Linear(2, 2), backend="eager"), ONLINE)
+    class FullyShardedDataParallel(nn.Sequential):
+        """Of the first form, by its name."""
+
+    with pytest.raises(UnsupportedModelError, match="use fsdp_version=2"):
+        check_run(arguments(), FullyShardedDataParallel(nn.Linear(2, 2)), ONLINE)
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()  # the Trainer puts it in training mode
     with pytest.raises(UnsupportedModelError, match="1 is a batch norm"):
         check_run(arguments(), model, ONLINE)

@@ -40,6 +40,8 @@ def test_frozen_layers_are_left_out_and_all_frozen_is_an_error() -> None:
     ]
     with pytest.raises(ConfigError, match=r"not trained: model\.layers\.0\.mlp\.gate_proj\.weight"):
         target_parameters(model, r"model\.layers\.0\.mlp")
+    with pytest.raises(ConfigError, match="not trained"):
+        target_parameters(model, ("layers.0.mlp", "layers.1.mlp"))
     model.requires_grad_(False)
     with pytest.raises(ConfigError, match="trained: none"):
         target_parameters(model, "all-linear")

@@ -83,10 +83,11 @@ def train(
     dataset: Any = None,
     collate: Any = None,
     resume: str | None = None,
+    kind: type[Trainer] = Trainer,
     **arguments: Any,
 ) -> Trainer:
     """Trains and returns the Trainer; ``arguments`` are those of ``TrainingArguments``."""
-    trainer = Trainer(
+    trainer = kind(
         llama() if model is None else model,
         settings(folder, **arguments),
         train_dataset=rows() if dataset is None else dataset,

@@ -32,6 +32,9 @@ class InfluenceCallback(TrainerCallback):
     that the data loader draws. What a callback can't see (an ``IterableDataset``, rows that are packed, labels that a
     ``compute_loss_func`` or label smoothing keep from the model), `attach_influence` and `InfluenceTrainerMixin` can.
 
+    In mode ``"subset"`` the scores of a group are composed over as many steps as its rows were visited in the run,
+    divided by the number of them that each draw adds (our choice).
+
     Args:
         config: Settings; by default those of `InfluenceConfig`.
         query_dataset: Rows that show the behaviour, encoded like training rows, or several such datasets by name. A
@@ -114,34 +117,42 @@ class InfluenceCallback(TrainerCallback):
     def on_step_begin(
         self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **objects: Any
     ) -> None:
-        self._running().begin_step(state.global_step)
+        with self._watching() as run:
+            run.begin_step(state.global_step)
 
     def on_pre_optimizer_step(
         self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **objects: Any
     ) -> None:
-        self._running().finish_step(state.global_step)
+        with self._watching() as run:
+            run.finish_step(state.global_step)
 
     def on_step_end(
         self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **objects: Any
     ) -> None:
-        self._running().score_rows(state.global_step)
+        with self._watching() as run:
+            run.score_rows(state.global_step)
 
     def on_save(
         self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **objects: Any
     ) -> None:
         if self._run is not None:
-            self._run.save(state.global_step)
+            with self._watching() as run:
+                run.save(state.global_step)
 
     def on_train_end(
         self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **objects: Any
     ) -> None:
-        run = self._running()
-        try:
+        with self._watching() as run:
             self._scores = run.scores(state.global_step)
-        finally:
-            self.close()
+        self.close()
 
-    def _running(self) -> InfluenceRun:
+    @contextmanager
+    def _watching(self) -> Iterator[InfluenceRun]:
+        """The run that is watched; an error of ours leaves no hook behind."""
         if self._run is None:
             raise NotEnabledError("InfluenceCallback was added while a training was going on; add it before train().")
-        return self._run
+        try:
+            yield self._run
+        except BaseException:
+            self.close()
+            raise

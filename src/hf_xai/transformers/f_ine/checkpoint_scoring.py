@@ -126,7 +126,8 @@ class RowScorer:
             assert moments is not None
             return _AdamScore(self, model, AdamSimilarity(model, queries, self.parameters, moments))
         explicit = queries.explicit(model, self.parameters, Processes(self.processes))
-        return _BatchScore(self, model, explicit.gradients, explicit.norms() if self.config.similarity == "cosine" else None)
+        norms = explicit.norms() if self.config.similarity == "cosine" else None
+        return _BatchScore(self, model, explicit.gradients, norms)
 
     def _noise_gradients(self, model: nn.Module) -> dict[str, Tensor]:
         """Mean gradients of random batches, ``(batches, *shape)`` each; every process makes all."""
@@ -214,7 +215,7 @@ def order_by_length(dataset: Any) -> NDArray[np.int64]:
 
 def _checked(products: NDArray[np.float32]) -> NDArray[np.float32]:
     """The products, rows with a number that is not finite as NaN throughout."""
-    bad = ~np.isfinite(products).all(axis=1)
+    bad = np.asarray(~np.isfinite(products).all(axis=1))
     if bad.mean() > MOST_DROPPED:
         raise DataError(
             f"The products of {int(bad.sum())} of {len(bad)} rows are no finite numbers, the first at "

@@ -10,7 +10,9 @@ from torch import nn
 
 from hf_xai.activations import evaluation_mode
 from hf_xai.distributed.processes import Processes
-from hf_xai.gradients import read_factors
+from hf_xai.gradients import FactorCollector, cosines, read_factors
+from hf_xai.gradients.factors import GradientFactors
+from hf_xai.gradients.products import total
 from hf_xai.transformers.f_ine.online_steps import GlobalBatch, sum_over_processes
 from hf_xai.transformers.f_ine.query import Collate, ExplicitGradients, PairwiseGradients, moved
 from hf_xai.transformers.f_ine.row_losses import RowLosses, layout_of
@@ -28,6 +30,7 @@ class GroupDraws:
         batch_size: Rows in an optimizer step; of a larger group so many are drawn.
         rows_in_pass: Rows in one pass.
         seed: Of the draws, which are the same on every process.
+        as_cosines: Whether products are divided by both norms.
     """
 
     def __init__(
@@ -41,11 +44,12 @@ class GroupDraws:
         batch_size: int,
         rows_in_pass: int,
         seed: int,
+        as_cosines: bool = False,
     ) -> None:
         self.groups = {name: np.asarray(rows, dtype=np.int64) for name, rows in groups.items()}
         self.dataset, self.collate, self.row_losses = dataset, collate, row_losses
         self.parameters, self.batch_size, self.rows_in_pass = list(parameters), batch_size, rows_in_pass
-        self.seed = seed
+        self.seed, self.as_cosines = seed, as_cosines
 
     def drawn_means(
         self, model: nn.Module, query: ExplicitGradients | PairwiseGradients, step: int
@@ -65,14 +69,27 @@ class GroupDraws:
         self, model: nn.Module, query: ExplicitGradients | PairwiseGradients, rows: NDArray[np.int64], device: Any
     ) -> NDArray[np.float64]:
         products = []
+        query_norms = query.norms() if self.as_cosines else None
         for start in range(0, len(rows), self.rows_in_pass):
             batch = moved(
                 self.collate([self.dataset[int(row)] for row in rows[start : start + self.rows_in_pass]]), device
             )
-            accumulator = query.accumulator()
-            read_factors(model, self.row_losses, batch, self.parameters, accumulator, rows=layout_of(batch))
+            accumulator, collector = query.accumulator(), FactorCollector()
+
+            def on_factors(
+                name: str, factors: GradientFactors, accumulator: Any = accumulator, collector: Any = collector
+            ) -> None:
+                accumulator(name, factors)
+                if query_norms is not None:
+                    collector(name, factors)
+
+            read_factors(model, self.row_losses, batch, self.parameters, on_factors, rows=layout_of(batch))
             assert accumulator.products is not None
-            products.append(accumulator.products.double().cpu().numpy())
+            found = accumulator.products.double().cpu()
+            if query_norms is not None:
+                squares = total(squares.double().cpu() for squares in collector.norms_squared().values())
+                found = cosines(found, squares.clamp_min(0).sqrt(), query_norms.double().cpu())
+            products.append(found.numpy())
         return np.asarray(np.concatenate(products).mean(axis=0))
 
     def signals(

@@ -39,7 +39,7 @@ class ExplicitGradients:
 
     def norms(self) -> Tensor:
         """Norm of each query's gradient, ``(Q,)``."""
-        squares = [grad.flatten(1).double().square().sum(1) for grad in self.gradients.values()]
+        squares = [grad.flatten(1).double().square().sum(1).cpu() for grad in self.gradients.values()]
         return torch.stack(squares).sum(0).sqrt()
 
 
@@ -79,7 +79,7 @@ class PairwiseAccumulator:
             for one in batch.factors[name]:
                 crossed = cross_products(factors, one)
                 found = crossed @ share.to(crossed)
-                self.products = found if self.products is None else self.products + found
+                self.products = found if self.products is None else self.products + found.to(self.products.device)
 
 
 class OwnGradients:
@@ -169,7 +169,9 @@ class QuerySet:
         device = next(model.parameters()).device
         named = dict(model.named_parameters())
         gradients = {
-            name: torch.zeros(len(self.names), *named[name].shape, dtype=_wide(named[name].dtype), device=device)
+            name: torch.zeros(
+                len(self.names), *named[name].shape, dtype=_wide(named[name].dtype), device=named[name].device
+            )
             for name in parameters
         }
         shared = processes.count > 1 and self.num_rows > SHARED_ABOVE

@@ -59,7 +59,7 @@ class RowLosses:
 
     def of_logits(self, logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
         """Losses from logits ``(batch, ..., classes)``."""
-        targets = self.targets(batch)
+        targets = self.targets(batch).to(logits.device)
         if logits.dim() <= 2:
             return self._of_vectors(logits, targets)
         if logits.shape[1] > targets.shape[1]:

@@ -65,7 +65,9 @@ class InfluenceRun:
 
     def _prepare(self, args: "TrainingArguments", state: "TrainerState", loader: Any) -> None:
         self.processes = Processes(args.distributed_state)
-        self.batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * self.processes.count
+        # auto_find_batch_size lowers the former
+        per_process = state.train_batch_size or args.per_device_train_batch_size
+        self.batch_size = per_process * args.gradient_accumulation_steps * self.processes.count
         self.parameters = target_parameters(self.model, self.config.target_modules)
         self.row_losses = RowLosses(self.model)
         self.collate: Collate = self.callback.data_collator or loader.collate_fn
@@ -84,7 +86,7 @@ class InfluenceRun:
         if self.config.self_influence:
             return None
         own = self.callback.data_collator is not None
-        with torch.random.fork_rng():
+        with torch.random.fork_rng([]):
             return QuerySet(
                 self.callback.queries,
                 self.collate,
@@ -150,6 +152,7 @@ class InfluenceRun:
             batch_size=self.batch_size,
             rows_in_pass=self.args.per_device_train_batch_size,
             seed=self.config.seed,
+            as_cosines=self.config.similarity == "cosine",
         )
 
     def _restored(self, state: "TrainerState") -> Recording:

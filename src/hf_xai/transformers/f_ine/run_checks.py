@@ -25,6 +25,8 @@ def check_run(args: "TrainingArguments", model: nn.Module, config: InfluenceConf
         )
     if args.torch_compile or hasattr(model, "_orig_mod"):
         raise UnsupportedModelError("Hooks don't see inside a compiled model; train with torch_compile=False.")
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise UnsupportedModelError("The first form of FSDP hides the weights in flat ones; use fsdp_version=2.")
     mixing = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if mixing:
         raise UnsupportedModelError(

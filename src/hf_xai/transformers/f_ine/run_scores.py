@@ -51,7 +51,7 @@ def scores_of_run(
     if config.mode == "subset":
         sizes, visits = _of_groups(recording, config, sample_ids)
         columns = _of_draws(recording, config, visits / np.minimum(sizes, batch_size))
-        return InfluenceScores(sample_ids=list(config.groups or {}), columns=columns, **fields)
+        return InfluenceScores(sample_ids=np.array(list(config.groups or {})), columns=columns, **fields)
     columns = _of_visits(recording, config, len(sample_ids))
     dropped = recording.num_dropped + num_dropped
     return InfluenceScores(sample_ids=sample_ids, columns=columns, num_dropped=dropped, **fields)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hf_xai.activations import unwrap_model
 from hf_xai.errors import ConfigError, DataError
 from hf_xai.hub import weights_fingerprint
 from hf_xai.transformers.f_ine.checkpoint_scoring import RowScorer
@@ -123,17 +122,16 @@ def load_checkpoint(model: nn.Module, folder: Path) -> None:
     Raises:
         ConfigError: If there are none, or they are another model's.
     """
-    inner = unwrap_model(model)
-    source = weights_path(inner, folder)
+    source = weights_path(model, folder)
     try:
-        absent, unexpected = _load_adapter(inner, source) if _is_peft(inner) else _load_whole(inner, source)
+        absent, unexpected = _load_adapter(model, source) if _is_peft(model) else _load_whole(model, source)
     except RuntimeError as error:  # other shapes
         raise ConfigError(f"{str(source)!r} is of another model: {error}") from error
     if absent or unexpected:
         name, what = (absent[0], "is missing") if absent else (unexpected[0], "has no place")
         raise ConfigError(
-            f"{str(source)!r} is of another model: {name} {what}. (Weights that are renamed when saved need a load= of "
-            "your own.)"
+            f"{str(source)!r} is of another model: {name} {what}. (Weights that are renamed when saved need a load= "
+            "of your own.)"
         )
 
 
@@ -207,7 +205,7 @@ def _checked_folders(
             raise ConfigError(f"Checkpoints must be of one run, one a step; {both} are both of step {steps[place]}.")
     if is_default:
         for folder in folders:
-            weights_path(unwrap_model(model), folder)
+            weights_path(model, folder)
     return folders
 
 
@@ -256,12 +254,11 @@ def _score_all(
             place.data.copy_(value)
 
 
-def _weights_at_stake(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+def _weights_at_stake(model: Any) -> list[tuple[Tensor, Tensor]]:
     """What a checkpoint may overwrite, each with a copy: of a PEFT model not the frozen weights below its adapters."""
-    inner: Any = unwrap_model(model)
-    places: list[Tensor] = [*inner.parameters(), *inner.buffers()]
-    if _is_peft(inner):
-        embeddings = [inner.get_input_embeddings(), inner.get_output_embeddings()]  # PEFT saves these, too, if resized
+    places: list[Tensor] = [*model.parameters(), *model.buffers()]
+    if _is_peft(model):
+        embeddings = [model.get_input_embeddings(), model.get_output_embeddings()]  # PEFT saves these, too, if resized
         saved = {id(one) for module in embeddings if module is not None for one in module.parameters()}
         places = [one for one in places if one.requires_grad or id(one) in saved]
     return [(place, place.detach().clone()) for place in places]
@@ -279,7 +276,7 @@ def _fingerprint(model: nn.Module, scorer: RowScorer, queries: QuerySet | None) 
         "similarity": config.similarity,
         "parameters": scorer.parameters,
         "dataset": getattr(scorer.dataset, "_fingerprint", None),
-        "weights": weights_fingerprint(unwrap_model(model)),
+        "weights": weights_fingerprint(model),
         "queries": digest.hexdigest(),
         "noise": (scorer.noise_batch_size, config.num_noise_batches, config.seed) if config.self_influence else None,
     }

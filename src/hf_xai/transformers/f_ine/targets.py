@@ -44,28 +44,30 @@ def target_parameters(model: nn.Module, target_modules: str | Sequence[str]) -> 
         linear -= {id(parameter) for parameter in ([] if head is None else head.parameters())}
         chosen = [name for name in trained if id(parameters[name]) in linear]
         return _found(chosen, "all-linear", trained)
-    modules = _matching(model, target_modules)
-    owned = {id(parameter): name for name in modules for parameter in model.get_submodule(name).parameters()}
-    chosen = [name for name, parameter in parameters.items() if id(parameter) in owned]
-    frozen = [name for name in chosen if not parameters[name].requires_grad]
-    if frozen and len(frozen) == len(chosen):
-        raise ConfigError(f"target_modules chooses parameters that are not trained: {_some(frozen)}.")
-    chosen = [name for name in chosen if parameters[name].requires_grad]
+    chosen_ids: set[int] = set()
+    for modules in _matching(model, target_modules):
+        owned = {id(parameter) for name in modules for parameter in model.get_submodule(name).parameters()}
+        frozen = [name for name, parameter in parameters.items() if id(parameter) in owned]
+        if frozen and not any(parameters[name].requires_grad for name in frozen):
+            raise ConfigError(f"target_modules chooses parameters that are not trained: {_some(frozen)}.")
+        chosen_ids |= owned
+    chosen = [name for name in trained if id(parameters[name]) in chosen_ids]
     unreadable = [name for name in chosen if name not in readable]
     if unreadable:
         raise UnsupportedModelError(f"Row gradients of {_some(unreadable)} can't be read by hooks.")
     return _found(chosen, target_modules, trained)
 
 
-def _matching(model: nn.Module, target_modules: str | Sequence[str]) -> list[str]:
+def _matching(model: nn.Module, target_modules: str | Sequence[str]) -> list[list[str]]:
+    """Names of modules for the expression, or for each entry of the list."""
     names = [name for name, _ in model.named_modules() if name]
     if isinstance(target_modules, str):
-        return [name for name in names if re.fullmatch(target_modules, name)]
+        return [[name for name in names if re.fullmatch(target_modules, name)]]
     found = {end: [name for name in names if name == end or name.endswith(f".{end}")] for end in target_modules}
     absent = [end for end, matches in found.items() if not matches]
     if absent:
         raise ConfigError(f"No module is called {_some(absent)}; modules are {_some(names)}.")
-    return [name for matches in found.values() for name in matches]
+    return list(found.values())
 
 
 def _output_head(model: nn.Module) -> nn.Module | None:

@@ -35,7 +35,9 @@ def attach_influence(trainer: "Trainer", callback: InfluenceCallback) -> Influen
       entropy, or squared error for numbers;
     - an exception in ``train()`` leaves no hook behind.
 
-    trl's ``SFTTrainer`` drops every other column when it packs, so pack before, and let it prepare nothing:
+    trl's ``SFTTrainer`` may shuffle rows and drop those without a target, so that a position in its dataset is not
+    that in yours: name a column of ids. It drops every such column when it packs, so pack before, and let it prepare
+    nothing (strategy ``"bfd"``; a row that ``"bfd_split"`` cuts counts once a step, ``"wrapped"`` is refused):
 
     ```python
     rows = tokenized.map(lambda row: {"sample_id": [row["id"]] * len(row["input_ids"])})
@@ -158,11 +160,11 @@ class _QueryCollate:
     """The Trainer's collator for query rows, which have no ids, or such as mean nothing."""
 
     def __init__(self, trainer: Any, column: str) -> None:
-        self.collate = trainer._get_collator_with_removed_columns(trainer.data_collator)
-        self.column = column
+        self.trainer, self.column = trainer, column
 
     def __call__(self, rows: list[Any]) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.collate([_without(row, self.column) for row in rows])
+        collate = self.trainer._get_collator_with_removed_columns(self.trainer.data_collator)
+        found: Mapping[str, Any] = collate([_without(row, self.column) for row in rows])
         return found
 
 

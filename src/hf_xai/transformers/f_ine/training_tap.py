@@ -1,5 +1,6 @@
 """Reads products of row gradients out of the Trainer's own backward passes, without a pass of its own."""
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -35,10 +36,17 @@ class MicroBatch:
     items: Any
     accumulator: Accumulator | None
     collector: FactorCollector | None
+    norms: Tensor | None = None
 
     @property
     def is_read(self) -> bool:
         return self.accumulator is not None
+
+    def settle(self) -> None:
+        """After the backward pass: keeps the rows' norms and lets go of what they come from."""
+        if self.collector is not None:
+            squares = torch.stack([found.cpu() for found in self.collector.norms_squared().values()])
+            self.norms, self.collector = squares.double().sum(0).clamp_min(0).sqrt(), None
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,7 @@ class TrainingTap:
         if not self._checked:
             self.capture.require_all()
             self._checked = True
+        batches[-1].settle()
         factors = self._factors(batches)
         pairs = list(zip(batches, factors, strict=True))
         products = np.concatenate([batch_products(batch) * factor[:, None] for batch, factor in pairs])
@@ -133,6 +142,8 @@ class TrainingTap:
         self.capture.rows = None
         if not module.training:
             return
+        if self._micro_batches:
+            self._micro_batches[-1].settle()
         batch = {**self.labels_of_batch, **kwargs}
         layout = layout_of(batch)
         counts = self.row_losses.counts(batch, layout)
@@ -165,7 +176,9 @@ class TrainingTap:
             losses = self.row_losses.of_logits(logits.detach(), {**self.labels_of_batch, **kwargs})
         total = float((losses.double() * batch.counts).sum())
         by_batch, by_step, found = total / max(own, 1), total / (whole or max(own, 1)), float(loss.detach())
-        if min(abs(found - by_batch), abs(found - by_step)) > TOLERANCE * abs(found):
+        if not math.isfinite(found - by_batch):
+            return
+        if min(abs(found - by_batch), abs(found - by_step)) > TOLERANCE * max(abs(found), TOLERANCE):
             warnings.warn(
                 f"The loss in training is {found:.5g}, and the rows' own losses make {by_step:.5g}: it has terms that "
                 "are not of single rows, or another form. Training rows are compared by the gradient of the former, "
@@ -201,6 +214,5 @@ def batch_products(batch: MicroBatch) -> NDArray[np.float64]:
 
 def batch_norms(batch: MicroBatch) -> NDArray[np.float64]:
     """Norms of the rows' gradients as they were, ``(R,)``."""
-    assert batch.collector is not None
-    squares = torch.stack(list(batch.collector.norms_squared().values())).sum(0).double()
-    return np.asarray(squares.clamp_min(0).sqrt().cpu())
+    assert batch.norms is not None
+    return np.asarray(batch.norms)
