@@ -19,9 +19,8 @@ from hf_xai.cli.fine_tuning import (
 )
 from hf_xai.cli.instructions import EncodedRows, Instructions, check_columns, encode, load_instructions
 from hf_xai.cli.language_models import Dtype, load_language_model, quiet_transformers
-from hf_xai.cli.printing import note
+from hf_xai.cli.printing import note, warnings_as_notes
 from hf_xai.cli.ranked_rows import Order, draw_rows, show_scores
-from hf_xai.cli.uq import _warnings_as_notes
 from hf_xai.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ def train(
         note(f"{output} is finished; these are its scores.")
         scores = InfluenceScores.from_pretrained(folder.scores)
     else:
-        with quiet_transformers(progress_bars=True), _warnings_as_notes():
+        with quiet_transformers(progress_bars=True), warnings_as_notes():
             loaded = [load_language_model(model, precision, device)]
             encoded, query_rows = _encoded(rows, asked, loaded[0][1], max_length)
             folder.claim(made_of)
@@ -221,7 +220,7 @@ def score(
     )
     folders = _checkpoints(checkpoint)
     rows, asked = _load_both(train, queries, self_influence, split, column, id_column, limit)
-    with quiet_transformers(progress_bars=True), _warnings_as_notes():
+    with quiet_transformers(progress_bars=True), warnings_as_notes():
         language_model, tokenizer = load_language_model(model, dtype, device)
         encoded, query_rows = _encoded(rows, asked, tokenizer, max_length)
         scores = score_checkpoints(

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_xai.cli.questions import READERS, _first_line, _quiet_datasets
+from hf_xai.cli.printing import first_line
+from hf_xai.cli.questions import READERS, quiet_datasets
 from hf_xai.errors import ConfigError, DataError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ def _read(data: str, split: str) -> "Dataset":
         from datasets import DatasetDict, load_dataset, load_from_disk
     except ImportError:
         raise MissingDependencyError(f"Reading {data!r} needs datasets: pip install 'hf-xai[transformers]'") from None
-    with _quiet_datasets():
+    with quiet_datasets():
         try:
             if path.is_file():
                 return load_dataset(READERS[path.suffix], data_files=data, split="train")
@@ -222,7 +223,7 @@ def _read(data: str, split: str) -> "Dataset":
             saved = load_from_disk(data)
             return saved[split] if isinstance(saved, DatasetDict) else saved
         except Exception as error:  # readers raise of many libraries; each means that the data can't be read
-            raise ConfigError(f"Can't read rows from {data!r}: {_first_line(error)}") from error
+            raise ConfigError(f"Can't read rows from {data!r}: {first_line(error)}") from error
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:
@@ -271,7 +272,7 @@ def _tokens(row: Mapping[str, Any], tokenizer: "PreTrainedTokenizerBase", where:
         before = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
         whole = tokenizer.apply_chat_template(messages, tokenize=False)
     except TemplateError as error:
-        raise DataError(f"{where} is refused by the model's chat template: {_first_line(error)}") from error
+        raise DataError(f"{where} is refused by the model's chat template: {first_line(error)}") from error
     # The template writes the special tokens itself.
     prompt, tokens = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (before, whole))
     return prompt, tokens

@@ -2,7 +2,9 @@
 
 import json
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,27 @@ def print_table(table: Table) -> None:
 def note(text: str) -> None:
     """Says on stderr what is going on."""
     Console(stderr=True, highlight=False).print(text, style="dim", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """A block whose warnings are sentences, each said once, and not lines of code."""
+    said: set[str] = set()
+
+    def say(message: Warning | str, *_: Any, **__: Any) -> None:
+        if str(message) not in said:
+            said.add(str(message))
+            note(f"Warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = say
+        yield
+
+
+def first_line(error: Exception) -> str:
+    """An exception's kind and the first line of what it says."""
+    message = str(error).strip()
+    return f"{type(error).__name__}: {message.splitlines()[0]}" if message else type(error).__name__
 
 
 def comparison_table(comparison: "HyCaComparison", title: str) -> Table:

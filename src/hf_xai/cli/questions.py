@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from hf_xai.cli.printing import first_line
 from hf_xai.errors import ConfigError, DataError, MissingDependencyError
 
 READERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -89,14 +90,14 @@ def _rows(data: str, split: str, limit: int | None) -> list[dict[str, Any]]:
         from datasets import load_dataset
     except ImportError:
         raise MissingDependencyError(f"Reading {data!r} needs datasets: pip install 'hf-xai[transformers]'") from None
-    with _quiet_datasets():
+    with quiet_datasets():
         try:
             if path.is_file():
                 dataset = load_dataset(READERS[path.suffix], data_files=data, split="train")
             else:
                 dataset = load_dataset(data, split=split)
         except Exception as error:  # readers raise of many libraries; each means that the data can't be read
-            raise ConfigError(f"Can't read questions from {data!r}: {_first_line(error)}") from error
+            raise ConfigError(f"Can't read questions from {data!r}: {first_line(error)}") from error
     return [dict(row) for row in (dataset if limit is None else dataset.select(range(min(limit, len(dataset)))))]
 
 
@@ -122,7 +123,7 @@ def _squad_file(path: Path) -> list[dict[str, Any]] | None:
 
 
 @contextmanager
-def _quiet_datasets() -> Iterator[None]:
+def quiet_datasets() -> Iterator[None]:
     """A block without progress bars and remarks of datasets, which then are as they were."""
     from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 
@@ -133,11 +134,6 @@ def _quiet_datasets() -> Iterator[None]:
             disable_progress_bars()
             undo.callback(enable_progress_bars)
         yield
-
-
-def _first_line(error: Exception) -> str:
-    message = str(error).strip()
-    return f"{type(error).__name__}: {message.splitlines()[0]}" if message else type(error).__name__
 
 
 def read_scored(path: Path) -> list[Mapping[str, Any]]:

@@ -1,9 +1,7 @@
 """``hf-xai uq``: fit a Feature-Gap head to a language model's answers, score answers with it, report how it does."""
 
 import json
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +10,7 @@ from rich.table import Table
 from typer import Argument, Option, Typer
 
 from hf_xai.cli.language_models import Dtype, load_language_model, quiet_transformers
-from hf_xai.cli.printing import note, print_json, print_table, write_json
+from hf_xai.cli.printing import note, print_json, print_table, warnings_as_notes, write_json
 from hf_xai.cli.questions import group_by_passage, load_questions, read_scored
 from hf_xai.errors import ConfigError
 
@@ -96,7 +94,7 @@ def fit(
     records = load_questions(data, split=split, columns=column or (), limit=limit)
     language_model, tokenizer = load_language_model(model, dtype, device, gguf_file)
     note(f"Reading the answers to {len(records)} questions; this is one generation and up to eight passes for each.")
-    with quiet_transformers(progress_bars=True), _warnings_as_notes():
+    with quiet_transformers(progress_bars=True), warnings_as_notes():
         head = fit_feature_gap(
             language_model,
             tokenizer,
@@ -151,14 +149,14 @@ def score(
     fitted = _load_head(head)
     records = load_questions(data, split=split, columns=column or (), limit=limit)
     language_model, tokenizer = load_language_model(model, dtype, device, gguf_file)
-    with _warnings_as_notes():
+    with warnings_as_notes():
         qa = FeatureGapQAPipeline(
             language_model, tokenizer, feature_gap=fitted, all_probabilities=True, device=language_model.device
         )
     options = {"return_tokens": True, "threshold": "fitted" if threshold is None else threshold}
     given = sum(isinstance(record.get("answer"), str) for record in records)
     note(f"Scoring {'given' if given == len(records) else 'new'} answers to {len(records)} questions.")
-    with quiet_transformers(progress_bars=True), _warnings_as_notes():
+    with quiet_transformers(progress_bars=True), warnings_as_notes():
         if given == len(records):
             answers = qa.score(records, batch_size=batch_size, **options)
         else:
@@ -200,21 +198,6 @@ def report(
         (output / "page.html").write_text(text, encoding="utf-8")
         note(f"Wrote {', '.join(sorted(path.name for path in output.iterdir()))} to {output}.")
     _show(found, as_json)
-
-
-@contextmanager
-def _warnings_as_notes() -> Iterator[None]:
-    """A block whose warnings are sentences, each said once, and not lines of code."""
-    said: set[str] = set()
-
-    def say(message: Warning | str, *_: Any, **__: Any) -> None:
-        if str(message) not in said:
-            said.add(str(message))
-            note(f"Warning: {message}")
-
-    with warnings.catch_warnings():
-        warnings.showwarning = say
-        yield
 
 
 def _load_head(head: str) -> "FeatureGapHead":

@@ -455,7 +455,9 @@ def test_nothing_is_left_behind_and_the_callback_can_be_used_again(tmp_path: Pat
     assert callback.scores is not first
     assert (callback.scores.columns["visits"] == 2).all()
 
-    broken = trainer.model.model.layers[2].mlp.register_forward_hook(lambda *args: 1 / 0)
+    broken = trainer.model.model.layers[2].mlp.register_forward_hook(
+        lambda module, *args: 1 / 0 if module.training else None
+    )
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     broken.remove()
@@ -463,6 +465,12 @@ def test_nothing_is_left_behind_and_the_callback_can_be_used_again(tmp_path: Pat
     with pytest.raises(NotEnabledError, match="before a training run has ended"):
         _ = callback.scores
     callback.close()
+    assert module_trace(model) == before
+    broken = trainer.model.model.layers[2].mlp.register_forward_hook(lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()  # in the pass over the query, which is ours
+    broken.remove()
+    assert not callback.is_recording
     assert module_trace(model) == before
     trainer.train()
     assert (callback.scores.columns["visits"] == 2).all()
