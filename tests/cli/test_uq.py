@@ -14,7 +14,7 @@ import pytest
 from datasets import Dataset
 
 from hf_xai.cli.questions import group_by_passage
-from hf_xai.cli.uq import _warnings_as_notes
+from hf_xai.cli.printing import warnings_as_notes
 from hf_xai.transformers import FeatureGapConfig, FeatureGapHead, FeatureGapQAPipeline, fit_feature_gap
 from tests.tiny.causal_lms import tiny_causal_lm, tiny_chat_tokenizer
 from tests.transformers.feature_gaps.qa_heads import qa_head
@@ -307,7 +307,7 @@ def test_a_head_of_another_model_is_refused_before_any_work(command, model: Path
 
 BAD = [
     (["fit", "MODEL", "DATA"], "Missing option '--output'"),
-    (["fit", "MODEL", "nothing.jsonl", "--output", "x"], "There is no file 'nothing.jsonl'."),
+    (["fit", "MODEL", "nothing.jsonl", "--output", "x"], "There is no file or folder 'nothing.jsonl'."),
     (["fit", "no/such/model", "DATA", "--output", "x"], "There is no folder 'no/such/model'."),
     (["fit", "EMPTY", "DATA", "--output", "x"], "is no language model: it has no config.json."),
     (["fit", "someone/nothing", "DATA", "--output", "x"], "Can't load a causal language model from 'someone/nothing'"),
@@ -325,7 +325,7 @@ BAD = [
     (["score", "someone/nothing", "MODEL", "DATA", "--output", "x"], "Can't load a Feature-Gap head from 'someone"),
     (["score", "MODEL", "MODEL", "DATA", "--output", "x"], "head: its config.json is of model_type 'llama'"),
     (["fit", "HEAD", "DATA", "--output", "x"], "Can't load a causal language model from"),
-    (["report", "HEAD", "nothing.jsonl"], "There is no file 'nothing.jsonl'."),
+    (["report", "HEAD", "nothing.jsonl"], "There is no file or folder 'nothing.jsonl'."),
     (["report", "HEAD", "DATA"], "Line 1 of"),
 ]  # fmt: skip
 
@@ -346,7 +346,7 @@ def test_bad_arguments_are_one_line(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "holds no record"),
+        ("", "holds no row"),
         ('{"context": "x"}\n', "has no column 'question'"),
         ("not json", "Can't read questions from"),
     ],
@@ -408,7 +408,7 @@ def test_a_missing_extra_is_named_with_its_pip_line() -> None:
 
 def test_warnings_are_sentences_on_stderr_and_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     filters = list(warnings.filters)
-    with _warnings_as_notes():
+    with warnings_as_notes():
         warnings.simplefilter("always")
         for message in ("Few answers.", "Few answers.", "Another template."):
             warnings.warn(message, stacklevel=1)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_xai.cli.data_sets import load_rows, renamed_columns
 from hf_xai.cli.printing import first_line
-from hf_xai.cli.questions import READERS, quiet_datasets
-from hf_xai.errors import ConfigError, DataError, MissingDependencyError
+from hf_xai.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -89,8 +89,8 @@ def load_instructions(
         DataError: If there is no row, a column is missing, or a row is not what its kind needs.
         MissingDependencyError: If ``datasets`` is missing.
     """
-    renamed = _renamed(columns)
-    dataset = _read(data, split)
+    renamed = renamed_columns(columns, COLUMNS)
+    dataset = load_rows(data, split, "rows")
     if limit is not None:
         dataset = dataset.select(range(min(limit, len(dataset))))
     if not len(dataset):
@@ -128,7 +128,7 @@ def check_columns(columns: Sequence[str], *read: Instructions) -> None:
         DataError: Names the first of them.
     """
     known = {name for one in read for name in one.column_names}
-    for name, source in _renamed(columns).items():
+    for name, source in renamed_columns(columns, COLUMNS).items():
         if source not in known:
             raise DataError(
                 f"--column {name}={source}: there is no column {source!r}, but {', '.join(sorted(known))}."
@@ -187,43 +187,6 @@ def shown_text(row: Mapping[str, Any]) -> str:
         return " ".join(row["text"].split())
     *_, before, answer = [{"content": ""}, *_messages(row)]
     return " ".join(f"{before['content']}{ARROW}{answer['content']}".split())
-
-
-def _renamed(columns: Sequence[str]) -> dict[str, str]:
-    renamed = {}
-    for setting in columns:
-        name, equals, source = setting.partition("=")
-        if not equals or not source or name not in COLUMNS:
-            raise ConfigError(f"--column takes NAME=COLUMN with NAME of {', '.join(COLUMNS)}; got {setting!r}.")
-        renamed[name] = source
-    return renamed
-
-
-def _read(data: str, split: str) -> "Dataset":
-    path = Path(data)
-    if path.is_file():
-        if path.suffix not in READERS:
-            raise ConfigError(f"{data!r} must be a file of {', '.join(READERS)}, got {path.suffix or 'no ending'!r}.")
-        if not path.stat().st_size:
-            raise DataError(f"{data!r} holds no row.")
-    elif not path.is_dir() and (
-        path.is_absolute() or data.startswith(".") or data.count("/") > 1 or path.suffix in READERS
-    ):
-        raise ConfigError(f"There is no file or folder {data!r}.")
-    try:
-        from datasets import DatasetDict, load_dataset, load_from_disk
-    except ImportError:
-        raise MissingDependencyError(f"Reading {data!r} needs datasets: pip install 'hf-xai[transformers]'") from None
-    with quiet_datasets():
-        try:
-            if path.is_file():
-                return load_dataset(READERS[path.suffix], data_files=data, split="train")
-            if not any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
-                return load_dataset(data, split=split)
-            saved = load_from_disk(data)
-            return saved[split] if isinstance(saved, DatasetDict) else saved
-        except Exception as error:  # readers raise of many libraries; each means that the data can't be read
-            raise ConfigError(f"Can't read rows from {data!r}: {first_line(error)}") from error
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:

@@ -1,15 +1,13 @@
 """Questions as the verbs take them: a file or a data set of the Hub, with columns by any name."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_xai.cli.printing import first_line
-from hf_xai.errors import ConfigError, DataError, MissingDependencyError
+from hf_xai.cli.data_sets import load_rows, renamed_columns
+from hf_xai.errors import ConfigError, DataError
 
-READERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 COLUMNS = ("context", "question", "answers", "answer", "correctness", "group")
 
 
@@ -39,10 +37,10 @@ def load_questions(
         DataError: If there is no record, or a column is missing.
         MissingDependencyError: If ``datasets`` is missing.
     """
-    renamed = _renamed(columns)
+    renamed = renamed_columns(columns, COLUMNS)
     rows = _rows(data, split, limit)
     if not rows:
-        raise DataError(f"{data!r} holds no record.")
+        raise DataError(f"{data!r} holds no row.")
     missing = [name for name in required if renamed.get(name, name) not in rows[0]]
     if missing:
         absent = " and ".join(repr(renamed.get(name, name)) for name in missing)
@@ -64,46 +62,17 @@ def group_by_passage(records: Sequence[Mapping[str, Any]]) -> list[Any] | None:
     return passages if len(set(passages)) < len(passages) else None
 
 
-def _renamed(columns: Sequence[str]) -> dict[str, str]:
-    renamed = {}
-    for setting in columns:
-        name, equals, source = setting.partition("=")
-        if not equals or not source or name not in COLUMNS:
-            raise ConfigError(f"--column takes NAME=COLUMN with NAME of {', '.join(COLUMNS)}; got {setting!r}.")
-        renamed[name] = source
-    return renamed
-
-
 def _rows(data: str, split: str, limit: int | None) -> list[dict[str, Any]]:
-    path = Path(data)
-    if path.is_file():
-        if path.suffix not in READERS:
-            raise ConfigError(f"{data!r} must be a file of {', '.join(READERS)}, got {path.suffix or 'no ending'!r}.")
-        if not path.stat().st_size:
-            return []
-        nested = _squad_file(path)
-        if nested is not None:
-            return nested[:limit]
-    elif path.is_dir() or path.is_absolute() or data.startswith(".") or data.count("/") > 1 or path.suffix in READERS:
-        raise ConfigError(f"There is no file {data!r}.")
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise MissingDependencyError(f"Reading {data!r} needs datasets: pip install 'hf-xai[transformers]'") from None
-    with quiet_datasets():
-        try:
-            if path.is_file():
-                dataset = load_dataset(READERS[path.suffix], data_files=data, split="train")
-            else:
-                dataset = load_dataset(data, split=split)
-        except Exception as error:  # readers raise of many libraries; each means that the data can't be read
-            raise ConfigError(f"Can't read questions from {data!r}: {first_line(error)}") from error
+    nested = _squad_file(Path(data))
+    if nested is not None:
+        return nested[:limit]
+    dataset = load_rows(data, split, "questions")
     return [dict(row) for row in (dataset if limit is None else dataset.select(range(min(limit, len(dataset)))))]
 
 
 def _squad_file(path: Path) -> list[dict[str, Any]] | None:
     """The questions of a file in SQuAD's nested form, one record each; None for any other file."""
-    if path.suffix != ".json":
+    if path.suffix != ".json" or not path.is_file() or not path.stat().st_size:
         return None
     try:
         articles = json.loads(path.read_text(encoding="utf-8"))["data"]
@@ -120,20 +89,6 @@ def _squad_file(path: Path) -> list[dict[str, Any]] | None:
         ]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-@contextmanager
-def quiet_datasets() -> Iterator[None]:
-    """A block without progress bars and remarks of datasets, which then are as they were."""
-    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
-
-    with ExitStack() as undo:
-        undo.callback(logging.set_verbosity, logging.get_verbosity())
-        logging.set_verbosity_error()
-        if not are_progress_bars_disabled():
-            disable_progress_bars()
-            undo.callback(enable_progress_bars)
-        yield
 
 
 def read_scored(path: Path) -> list[Mapping[str, Any]]:
