@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from hf_xai.cli.questions import group_by_passage
 from hf_xai.cli.printing import warnings_as_notes
+from hf_xai.cli.questions import group_by_passage
 from hf_xai.transformers import FeatureGapConfig, FeatureGapHead, FeatureGapQAPipeline, fit_feature_gap
 from tests.tiny.causal_lms import tiny_causal_lm, tiny_chat_tokenizer
 from tests.transformers.feature_gaps.qa_heads import qa_head
@@ -325,7 +325,7 @@ BAD = [
     (["score", "someone/nothing", "MODEL", "DATA", "--output", "x"], "Can't load a Feature-Gap head from 'someone"),
     (["score", "MODEL", "MODEL", "DATA", "--output", "x"], "head: its config.json is of model_type 'llama'"),
     (["fit", "HEAD", "DATA", "--output", "x"], "Can't load a causal language model from"),
-    (["report", "HEAD", "nothing.jsonl"], "There is no file or folder 'nothing.jsonl'."),
+    (["report", "HEAD", "nothing.jsonl"], "There is no file 'nothing.jsonl'."),
     (["report", "HEAD", "DATA"], "Line 1 of"),
 ]  # fmt: skip
 

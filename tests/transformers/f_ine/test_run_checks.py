@@ -49,6 +49,7 @@ def test_what_hooks_can_not_see_through_is_refused(changed: dict[str, Any], mess
 def test_models_that_hide_their_layers_or_mix_their_rows_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="compiled model"):
         check_run(arguments(), torch.compile(nn.Linear(2, 2), backend="eager"), ONLINE)
+
     class FullyShardedDataParallel(nn.Sequential):
         """Of the first form, by its name."""
 

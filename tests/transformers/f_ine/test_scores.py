@@ -57,9 +57,7 @@ def test_learning_rates_weight_the_signals_of_the_checkpoints(estimator: Any, co
         auxiliary=shares * other if control == "auxiliary" else None,
         **settings,
     )
-    weighted = run_scores(
-        weighting="learning_rate", auxiliary=other if control == "auxiliary" else None, **settings
-    )
+    weighted = run_scores(weighting="learning_rate", auxiliary=other if control == "auxiliary" else None, **settings)
     for name in ("mu_step", "mu_low", "mean_effect"):
         np.testing.assert_allclose(weighted.columns[name], by_hand.columns[name], rtol=1e-5)
     # TracIn reads the rates itself, once.

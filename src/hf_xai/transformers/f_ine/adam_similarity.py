@@ -62,8 +62,7 @@ def optimizer_moments(model: nn.Module, optimizer: Any, parameters: Sequence[str
         if name in parameters:
             kept = state.get(parameter, {})
             if "exp_avg" not in kept or "exp_avg_sq" not in kept:
-                raise ConfigError(
-                    f"similarity='adam' reads the moments of Adam, and {type(optimizer).__name__} keeps none for {name}."
-                )
+                kind = type(optimizer).__name__
+                raise ConfigError(f"similarity='adam' reads the moments of Adam, and {kind} keeps none for {name}.")
             found[name] = (kept["exp_avg"], kept["exp_avg_sq"])
     return found

@@ -81,8 +81,8 @@ class InfluenceConfig(
         skip_first: Optimizer steps at the start whose observations are not used, >= 0: the composition over steps
             expects nearly equal steps, early ones are not. None takes the warm-up steps of the run [our choice].
         product_form: How products are computed. ``"explicit"`` holds the query's gradient as matrices,
-            ``"pairwise"`` only activations, for sharded weights; ``"auto"`` takes the cheaper one that is possible
-            [our choice]. Both give the same numbers.
+            ``"pairwise"`` only activations, for sharded weights, where ``"auto"`` takes it [our choice]. Both give the
+            same numbers.
         seed: Seed of noise batches, draws of group members and resampling, >= 0. 0 [our choice].
 
     Raises:

@@ -67,10 +67,15 @@ class Observations:
             raise DataError(f"No checkpoint is left from step {step} on; the last is at step {self.steps[-1]}.")
         return Observations(self.steps[kept], self.learning_rates[kept], self.products[kept])
 
-    def rate_shares(self) -> NDArray[np.float64]:
-        """Each checkpoint's learning rate over their mean, ``(checkpoints,)``; 1 where the rates are not known."""
+    def shares(self, weighting: str) -> NDArray[np.float64]:
+        """What the signals of each checkpoint are multiplied with, ``(checkpoints,)``, 1 on average.
+
+        Learning rates over their mean for ``weighting="learning_rate"``, where they are known; else 1.
+        """
         mean = self.learning_rates.mean()
-        return self.learning_rates / mean if np.isfinite(mean) and mean > 0 else np.ones_like(self.learning_rates)
+        if weighting == "none" or not np.isfinite(mean) or mean <= 0:
+            return np.ones_like(self.learning_rates)
+        return self.learning_rates / mean
 
     def tracin(self) -> NDArray[np.float64]:
         r"""TracIn of the same checkpoints (arXiv 2002.08484): $\sum_c \eta_c d_{c,i,q}$, ``(rows, queries)``.

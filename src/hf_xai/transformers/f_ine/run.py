@@ -80,6 +80,8 @@ class InfluenceRun:
         self.learning_rate = 0.0
         self._prepare_rows(loader, state)
         self.provenance = describe_run(self.model, self.dataset, args, self.batch_size)
+        if self.callback.sample_ids is not None:
+            self.provenance["sample_ids"] = "given"  # they need not be positions in a dataset
         self.recording = self._restored(state)
 
     def _query_set(self, dataset: Any) -> QuerySet | None:

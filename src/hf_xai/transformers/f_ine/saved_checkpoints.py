@@ -106,6 +106,8 @@ def score_checkpoints(
     names = ("self",) if queries is None else queries.names
     _score_all(model, folders, scorer, queries, recording, load or load_checkpoint, resume_dir)
     provenance = {**describe_model(model, train_dataset), "batch_size": batch_size, "num_steps": last["global_step"]}
+    if sample_ids is not None:
+        provenance["sample_ids"] = "given"
     return scores_of_run(
         recording,
         config,

@@ -47,7 +47,7 @@ def score_columns(
     """
     kept, auxiliary, crossed = _checked(observations, config, control, cross)
     size = batch_size if config.noise_batch_size is None else config.noise_batch_size
-    shares = (kept.rate_shares() if config.weighting == "learning_rate" else np.ones(kept.num_checkpoints))[:, None, None]
+    shares = kept.shares(config.weighting)[:, None, None]
     products = shares * kept.products
     auxiliary = None if auxiliary is None else shares * auxiliary
     if crossed is not None:

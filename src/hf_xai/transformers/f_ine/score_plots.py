@@ -183,8 +183,7 @@ def plot_tradeoff(scores: RowScores, sample_id: Any, query: str | None = None, a
         what = "self-influence" if config.self_influence else "scores with control='auxiliary'"
         raise DataError(f"plot_tradeoff can't draw {what}: the products with other models or batches are not kept.")
     observations = observations.since(config.skip_first or 0)
-    shares = observations.rate_shares() if config.weighting == "learning_rate" else np.ones(observations.num_checkpoints)
-    products = shares[:, None, None] * observations.products[:, :, column : column + 1]
+    products = observations.shares(config.weighting)[:, None, None] * observations.products[:, :, column : column + 1]
     detrend = config.control == "detrend"
     bank = noise_bank(products, batch_size, config.num_noise_batches, seed=config.seed, detrend=detrend)[:, :, 0]
     with_row = bank + products[:, row] / batch_size
