@@ -19,7 +19,6 @@ import typer
 from harness import ROOT, Benchmark, BenchmarkError
 from models import UnavailableModelError
 from rich.console import Console
-from rich.table import Table
 
 from hf_xai.metrics import bootstrap_interval
 
@@ -111,15 +110,6 @@ def cost_bars(bench: Benchmark) -> None:
         bench.bar(name, value, (float(ratios.min()), float(ratios.max())), f"{size}: {what}, medians")
 
 
-def table(bench: Benchmark) -> Table:
-    """The bars for people."""
-    shown = Table("bar", "value", "interval", "goal")
-    for bar in bench.bars:
-        interval = "" if bar["interval"] is None else " to ".join(f"{end:.3f}" for end in bar["interval"])
-        shown.add_row(bar["id"], f"{bar['value']:.4f}", interval, bench.goals[bar["id"]])
-    return shown
-
-
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Everything small; writes under out/.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Folder with self_instruct/.")] = None,
@@ -146,7 +136,7 @@ def main(
         Console(stderr=True).print(str(error), soft_wrap=True)
         raise typer.Exit(2) from None
     path = bench.write()
-    console.print(table(bench))
+    console.print(bench.table())
     console.print(f"Written to {path.relative_to(ROOT)}")
 
 

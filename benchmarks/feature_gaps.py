@@ -18,7 +18,6 @@ import typer
 from harness import ROOT, Benchmark, BenchmarkError
 from models import UnavailableModelError
 from rich.console import Console
-from rich.table import Table
 from smollm2_answers import answer_states
 from smollm2_scores import SmolLM2Scores, Task, transfer
 
@@ -77,15 +76,6 @@ def smollm2_rows(bench: Benchmark, data_dir: Path | None) -> None:
             transfer(bench, scores)
 
 
-def table(bench: Benchmark) -> Table:
-    """The bars for people."""
-    shown = Table("bar", "value", "interval", "goal")
-    for bar in bench.bars:
-        interval = "" if bar["interval"] is None else " to ".join(f"{end:.3f}" for end in bar["interval"])
-        shown.add_row(bar["id"], f"{bar['value']:.4f}", interval, bench.goals[bar["id"]])
-    return shown
-
-
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Everything small; writes under out/.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Folder with xquad/xquad.en.json.")] = None,
@@ -108,7 +98,7 @@ def main(
         Console(stderr=True).print(str(error), soft_wrap=True)
         raise typer.Exit(2) from None
     path = bench.write()
-    console.print(table(bench))
+    console.print(bench.table())
     console.print(f"Written to {path.relative_to(ROOT)}")
 
 

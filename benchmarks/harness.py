@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 SIGNIFICANT_DIGITS = 7
@@ -127,6 +128,14 @@ class Benchmark:
             document["earlier"] = earlier
         write_atomically(path, document_text(document))
         return path
+
+    def table(self) -> Table:
+        """The bars for people."""
+        shown = Table("bar", "value", "interval", "goal")
+        for bar in self.bars:
+            interval = "" if bar["interval"] is None else " to ".join(f"{end:.3f}" for end in bar["interval"])
+            shown.add_row(bar["id"], f"{bar['value']:.4f}", interval, self.goals[bar["id"]])
+        return shown
 
     def _check_committed(self, allow_dirty: bool) -> None:
         if self.uncommitted and not allow_dirty:

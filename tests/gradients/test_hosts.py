@@ -118,7 +118,9 @@ def test_a_tied_head_adds_to_the_embedding() -> None:
 def test_position_embeddings_that_all_rows_share_are_refused_by_name() -> None:
     model = tiny_causal_lm("gpt2")
     batch = {name: value for name, value in padded_batch().items() if name in ("input_ids", "labels")}
-    with pytest.raises(UnsupportedModelError, match=r"transformer\.wpe: the batch has 3.*\(1, 7\).*position embeddings"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"transformer\.wpe: the batch has 3.*\(1, 7\).*position embeddings"
+    ):
         per_sample_gradients(model, mean_token_losses, batch, backend="hooks")
     assert_all_forms_agree(model.double(), mean_token_losses, padded_batch(), ["transformer.wpe.weight"])
 

@@ -38,8 +38,10 @@ Queries = Annotated[
     Argument(help="Rows that show the behaviour, of the same kinds; a column query names several queries."),
 ]
 Output = Annotated[Path, Option(help="Folder for the results.")]
-Similarity = Annotated[
-    Literal["dot", "cosine"], Option(help="Product of gradients, or that divided by both of their norms.")
+SIMILARITY_HELP = "Product of gradients, or that divided by both of their norms"
+Similarity = Annotated[Literal["dot", "cosine"], Option(help=f"{SIMILARITY_HELP}.")]
+Weighting = Annotated[
+    Literal["learning_rate", "none"], Option(help="Whether moments count by their learning rates, or all alike.")
 ]
 Estimator = Annotated[
     Literal["gaussian", "auc", "median", "max"], Option(help="How mu is estimated; max is the paper's, and biased.")
@@ -94,7 +96,11 @@ def train(
     max_length: Length = 1024,
     num_checkpoints: Annotated[int | None, Option(min=3, help="Moments at which rows are scored; 10 without.")] = None,
     every: Annotated[int | None, Option(min=1, help="Optimizer steps from one of them to the next, instead.")] = None,
-    similarity: Similarity = "dot",
+    similarity: Annotated[
+        Literal["dot", "cosine", "adam"],
+        Option(help=f"{SIMILARITY_HELP}, or LESS's: that of Adam's step on the row (for --lora)."),
+    ] = "dot",
+    weighting: Weighting = "learning_rate",
     estimator: Estimator = "gaussian",
     control: Annotated[
         Literal["detrend", "none", "auxiliary"],
@@ -127,6 +133,7 @@ def train(
         every_n_steps=every,
         num_checkpoints=num_checkpoints or 10,
         similarity=similarity,
+        weighting=weighting,
         estimator=estimator,
         control=control,
         self_influence=self_influence,
@@ -191,6 +198,7 @@ def score(
     score_batch_size: Annotated[int, Option(min=1, help="Rows in one pass.")] = 8,
     max_length: Length = 1024,
     similarity: Similarity = "dot",
+    weighting: Weighting = "learning_rate",
     estimator: Estimator = "gaussian",
     control: Annotated[Literal["detrend", "none"], Option(help="How the trend of the run is taken out.")] = "detrend",
     self_influence: Itself = False,
@@ -210,6 +218,7 @@ def score(
 
     config = InfluenceConfig(
         similarity=similarity,
+        weighting=weighting,
         estimator=estimator,
         control=control,
         self_influence=self_influence,

@@ -73,14 +73,7 @@ def score_checkpoints(
         DataError: If rows, queries or ids do not fit.
     """
     config = config or InfluenceConfig()
-    if config.mode != "checkpoint":
-        raise ConfigError(f"score_checkpoints needs mode='checkpoint', got {config.mode!r}.")
-    if config.control == "auxiliary":
-        raise ConfigError("control='auxiliary' needs a run that is watched: use InfluenceCallback.")
-    if config.similarity == "adam":
-        raise ConfigError("similarity='adam' reads the optimizer of a run that is watched: use InfluenceCallback.")
-    if config.self_influence != (query_dataset is None):
-        raise ConfigError("Give a query_dataset, or self_influence=True in the config; one of them, not both.")
+    _check_config(config, query_dataset)
     folders = _checked_folders(model, checkpoints, is_default=load is None)
     ids = SampleIds.of(train_dataset, config.sample_id_column, sample_ids)
     if len(ids) != len(train_dataset):
@@ -116,6 +109,17 @@ def score_checkpoints(
         batch_size=batch_size,
         provenance={**provenance, "num_rows": len(ids)},
     )
+
+
+def _check_config(config: InfluenceConfig, query_dataset: Any) -> None:
+    if config.mode != "checkpoint":
+        raise ConfigError(f"score_checkpoints needs mode='checkpoint', got {config.mode!r}.")
+    if config.control == "auxiliary":
+        raise ConfigError("control='auxiliary' needs a run that is watched: use InfluenceCallback.")
+    if config.similarity == "adam":
+        raise ConfigError("similarity='adam' reads the optimizer of a run that is watched: use InfluenceCallback.")
+    if config.self_influence != (query_dataset is None):
+        raise ConfigError("Give a query_dataset, or self_influence=True in the config; one of them, not both.")
 
 
 def load_checkpoint(model: nn.Module, folder: Path) -> None:
