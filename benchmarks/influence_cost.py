@@ -1,5 +1,6 @@
 """What f-INE costs: time over plain training, over plain passes, against materialised gradients; memory and bytes."""
 
+import json
 import resource
 import subprocess
 import sys
@@ -145,6 +146,7 @@ def scale_seconds(settings: Mapping[str, Any], num_rows: int) -> dict[str, Any]:
     scorer = RowScorer(
         rows, Padding(), losses, names, InfluenceConfig(), batch_size=settings["batch_size"], noise_batch_size=16
     )
+    forget_peak()
     before = peak_bytes()
     start = time.perf_counter()
     found = scorer.score(model, queries, description=f"{num_rows} rows")
@@ -156,21 +158,45 @@ def scale_seconds(settings: Mapping[str, Any], num_rows: int) -> dict[str, Any]:
     }
 
 
+def scale(bench: Benchmark, num_rows: int) -> dict[str, Any]:
+    """The same in a process of its own, whose memory tells; here in a quick run."""
+    if bench.quick:
+        return scale_seconds(bench.settings["scale"], num_rows)
+    return dict(in_fresh_process(f"cost.scale_seconds(settings['scale'], {num_rows})"))
+
+
 def peak_bytes() -> int:
-    """Largest resident memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Largest resident memory of this process since it started, or since ``forget_peak``."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # getrusage counts what the parent had when it started this process, too.
+    lines = status.read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def peak_of(lora: bool, every: int, settings_name: str) -> int:
-    """Peak memory of a fresh process that trains; ``every=0`` is plain."""
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import tomllib, influence_cost as cost; "
-        "settings = tomllib.loads(open(sys.argv[2]).read())['cost']; settings['steps'] = 3; "
-        f"cost.train_seconds(settings, {lora}, {every or None}); print(cost.peak_bytes())"
-    )
+def forget_peak() -> None:
+    """Makes the present memory the largest so far, on Linux; elsewhere the peak is that of the whole process."""
+    switch = Path("/proc/self/clear_refs")
+    if switch.exists():
+        switch.write_text("5", encoding="utf-8")
+
+
+def peak_of_training(lora: bool, every: int) -> int:
+    """Peak memory of a few steps of training, in a process of its own; ``every=0`` is plain."""
+    call = f"cost.train_seconds(settings['cost'] | {{'steps': 3}}, {lora}, {every or None}) and cost.peak_bytes()"
+    return int(in_fresh_process(call))
+
+
+def in_fresh_process(call: str) -> Any:
+    """What an expression of this module, ``cost``, and the configuration, ``settings``, gives in another process."""
     here = Path(__file__).parent
-    arguments = [sys.executable, "-c", code, str(here), str(here / "configs" / f"{settings_name}.toml")]
-    return int(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.split()[-1])
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import json, tomllib, torch, influence_cost as cost; "
+        f"torch.set_num_threads(1); settings = tomllib.loads(open(sys.argv[2]).read()); print(json.dumps({call}))"
+    )
+    arguments = [sys.executable, "-c", code, str(here), str(here / "configs" / "f_ine.toml")]
+    return json.loads(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
 
 
 def run(bench: Benchmark) -> None:
@@ -183,7 +209,7 @@ def run(bench: Benchmark) -> None:
     }
     for kind, values in found.items():
         peaks = bench.once(
-            f"peaks-{kind}", lambda lora=kind == "lora": [peak_of(lora, every, "f_ine") for every in (0, 1)]
+            f"peaks-{kind}", lambda lora=kind == "lora": [peak_of_training(lora, every) for every in (0, 1)]
         )
         bench.row(part="overhead", parameters=kind, **values, peak_plain=peaks[0], peak_online=peaks[1])
     for size in settings["passes"]:
@@ -195,5 +221,5 @@ def run(bench: Benchmark) -> None:
     for peer, values in bench.once("peers", lambda: peers(settings)).items():
         bench.row(part="peer", peer=peer, **values)
     for num_rows in bench.settings["scale"]["rows"]:
-        row = bench.once(f"scale-{num_rows}", lambda n=num_rows: scale_seconds(bench.settings["scale"], n))
+        row = bench.once(f"scale-{num_rows}", lambda n=num_rows: scale(bench, n))
         bench.row(part="scale", **row)
