@@ -24,8 +24,9 @@ def scores_of(found: Mapping[str, Any], settings: Mapping[str, Any], seed: int) 
     online, records = found["online"], found["records"]
     return {
         **checkpoint_scores(found["checkpoints"], settings["batch_size"], settings["epochs"]),
-        "f_ine_online_cosine": online["mu_run"],
-        "in_run_cosine": online["tracin"],
+        # Every fourth step was scored; rows of none of these have no score, which counts as no influence.
+        "f_ine_online_cosine": np.nan_to_num(online["mu_run"]),
+        "in_run_cosine": np.nan_to_num(online["tracin"]),
         "bm25": bm25_scores(records, found["queries"]),
         "random": np.random.default_rng(seed).random(len(records)),
     }
@@ -73,7 +74,9 @@ def run(bench: Benchmark, data_dir: Path | None = None) -> None:
         runs[seed] = scores_of(found, settings, seed)
         answers = bench.once(f"answers-{seed}", lambda seed=seed: negative_answers(seed))
         losses = [float(one) for one in found["online"]["training_losses"]]
-        bench.row(part="real_model_runs", seed=seed, steps=found["steps"], losses=losses, negative_answers=answers)
+        unscored = float(np.isnan(found["online"]["mu_run"]).mean())
+        run_of_seed = {"seed": seed, "steps": found["steps"], "losses": losses, "unscored_online": unscored}
+        bench.row(part="real_model_runs", **run_of_seed, negative_answers=answers)
     flags = np.array([record["poisoned"] for record in found["records"]])
     for method in runs[settings["seeds"][0]]:
         scores = np.stack([runs[seed][method] for seed in settings["seeds"]])

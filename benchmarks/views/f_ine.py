@@ -117,7 +117,8 @@ def real_model(results: Results) -> str:
     measures = ("auc", "ap", "recall_n", "recall20", "jaccard20", "spearman", "cv")
     heads = ["", "AUC", "AP", "Recall at n", "Recall in top 20 %", "Jaccard top 20 %", "Spearman", "Median CV"]
     lines = [[TITLES[row["method"]], *(cell(row, key) for key in measures)] for row in rows]
-    answers = [row["negative_answers"] for row in of_part(results, "real_model_runs")]
+    runs = of_part(results, "real_model_runs")
+    answers = [row["negative_answers"] for row in runs]
     shares = ", ".join(
         f"{title} {percent(fmean(run[key] for run in answers))}"
         for key, title in (
@@ -126,7 +127,13 @@ def real_model(results: Results) -> str:
             ("others", "about other cities, in new words"),
         )
     )
-    return f"{table(heads, lines)}\n\n{len(answers)} trainings on the same rows. Negative answers: {shares}."
+    unscored = (
+        f"Online, every fourth step was scored: {percent(fmean(row['unscored_online'] for row in runs))} of the rows "
+        "were in none of these, and count as 0."
+    )
+    return (
+        f"{table(heads, lines)}\n\n{len(answers)} trainings on the same rows. Negative answers: {shares}. {unscored}"
+    )
 
 
 def cost(results: Results) -> str:
