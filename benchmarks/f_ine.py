@@ -95,9 +95,9 @@ def cost_bars(bench: Benchmark) -> None:
     row = row_of(bench, part="overhead", parameters="lora")
     for name, key in (("online_overhead", "every"), ("online_overhead_10", "tenth")):
         ratios = row[key]
-        how = f"LoRA training: median over runs of watched step time over plain; full training is {{}} ({key})"
+        how = "LoRA training: watched step time over plain, median and range of runs; {:.3f} for all weights"
         full = median(row_of(bench, part="overhead", parameters="full")[key])
-        bench.bar(name, median(ratios), (min(ratios), max(ratios)), how.format(f"{full:.3f}"))
+        bench.bar(name, median(ratios), (min(ratios), max(ratios)), how.format(full))
     size = bench.settings["cost"]["passes"][0]["name"]
     seconds = row_of(bench, part="passes", size=size)["seconds"]
     by_repeat = {name: np.array(values) for name, values in seconds.items()}
@@ -107,7 +107,9 @@ def cost_bars(bench: Benchmark) -> None:
     ):
         ratios = by_repeat[above] / by_repeat[below]
         value = float(np.median(by_repeat[above]) / np.median(by_repeat[below]))
-        bench.bar(name, value, (float(ratios.min()), float(ratios.max())), f"{size}: {what}, medians")
+        bench.bar(
+            name, value, (float(ratios.min()), float(ratios.max())), f"{size}: {what}, medians, range of repeats"
+        )
 
 
 def main(

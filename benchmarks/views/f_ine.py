@@ -37,7 +37,12 @@ TITLES = {
     "bm25": "BM25",
     "random": "random",
 }
-SETS = {"easy": "instructions_easy", "hard": "instructions_hard"}
+PEERS = {
+    "kronfluence": "kronfluence {} (identity factors)",
+    "bergson": "bergson {} (its default, which makes the gradients)",
+    "bergson_tokens": "bergson {} by token, without making them,",
+    "bergson_forward": "bergson {} in forward mode",
+}
 
 
 def summary(results: Results) -> str:
@@ -168,7 +173,7 @@ def cost(results: Results) -> str:
     notes = [
         f"{row['peer']} was not run: {row['not_run']}"
         if "not_run" in row
-        else f"{row['peer']} {row['version']} takes {median(row['seconds']) / ours:.2f} x the time of "
+        else f"{PEERS[row['peer']].format(row['version'])} takes {median(row['seconds']) / ours:.2f} x the time of "
         f"`gradient_products` on rows of the model of the first table."
         for row in peers
         if row["peer"] != "hf_xai"
