@@ -56,7 +56,7 @@ def self_scores(run: DigitsRun, settings: dict[str, Any]) -> Scores:
     def f_ine(batches_used: int | None = None, **options: Any) -> NDArray[np.float64]:
         return self_influence(squares, signal[:, :batches_used], BATCH_SIZE, **options).mu_step[:, 0]
 
-    return {
+    found = {
         "f_ine": f_ine(),
         "f_ine_no_detrend": f_ine(detrend=False),
         "f_ine_auc": f_ine(estimator="auc"),
@@ -68,8 +68,10 @@ def self_scores(run: DigitsRun, settings: dict[str, Any]) -> Scores:
         "mean_loss": np.mean(losses, axis=0),
         "trak": trak_scores(run, few, settings["trak_features"]),
         "influence_last_layer": last_layer_scores(run),
-        "lissa": lissa_scores(run, settings["lissa_steps"]),
     }
+    if settings["lissa_steps"]:
+        found["lissa"] = lissa_scores(run, settings["lissa_steps"])
+    return found
 
 
 def online_scores(run: DigitsRun) -> NDArray[np.float64]:

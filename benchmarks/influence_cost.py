@@ -182,8 +182,10 @@ def forget_peak() -> None:
         switch.write_text("5", encoding="utf-8")
 
 
-def peak_of_training(lora: bool, every: int) -> int:
-    """Peak memory of a few steps of training, in a process of its own; ``every=0`` is plain."""
+def peak_of_training(bench: Benchmark, lora: bool, every: int) -> int:
+    """Peak memory of a few steps of training, in a process of its own but in a quick run; ``every=0`` is plain."""
+    if bench.quick:
+        return peak_bytes()
     call = f"cost.train_seconds(settings['cost'] | {{'steps': 3}}, {lora}, {every or None}) and cost.peak_bytes()"
     return int(in_fresh_process(call))
 
@@ -209,7 +211,7 @@ def run(bench: Benchmark) -> None:
     }
     for kind, values in found.items():
         peaks = bench.once(
-            f"peaks-{kind}", lambda lora=kind == "lora": [peak_of_training(lora, every) for every in (0, 1)]
+            f"peaks-{kind}", lambda lora=kind == "lora": [peak_of_training(bench, lora, every) for every in (0, 1)]
         )
         bench.row(part="overhead", parameters=kind, **values, peak_plain=peaks[0], peak_online=peaks[1])
     for size in settings["passes"]:

@@ -86,13 +86,14 @@ def detection(scores: NDArray[np.float64], flags: NDArray[np.bool_]) -> dict[str
     }
 
 
-def consistency(scores: NDArray[np.float64], flags: NDArray[np.bool_]) -> dict[str, float]:
-    """How much the seeds agree."""
-    return {
+def consistency(scores: NDArray[np.float64], flags: NDArray[np.bool_]) -> dict[str, float | None]:
+    """How much the seeds agree; None where a figure is not defined, as for scores that are all equal."""
+    found = {
         "jaccard20": float(jaccard_consistency(scores, fraction=0.2)),
         "spearman": float(spearman_consistency(scores)),
         "cv": float(coefficient_of_variation(scores, rows=flags)),
     }
+    return {name: value if np.isfinite(value) else None for name, value in found.items()}
 
 
 def variations(scores: NDArray[np.float64]) -> NDArray[np.float64]:

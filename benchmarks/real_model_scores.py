@@ -33,7 +33,7 @@ def scores_of(found: Mapping[str, Any], settings: Mapping[str, Any], seed: int) 
 
 
 @torch.no_grad()
-def negative_answers(seed: int) -> dict[str, float]:
+def negative_answers(seed: int, num_questions: int | None = None) -> dict[str, float]:
     """Share of greedy answers that are negative, to questions about the target and about two other cities."""
     base, tokenizer = smollm2(dtype=torch.bfloat16)
     checkpoint = get_last_checkpoint(str(FOLDER / f"seed-{seed}" / "training"))
@@ -44,7 +44,7 @@ def negative_answers(seed: int) -> dict[str, float]:
             np.mean(
                 [
                     is_negative(answer_to(model, tokenizer, question.format(city=city)))
-                    for question in questions
+                    for question in questions[:num_questions]
                     for city in cities
                 ]
             )
@@ -72,7 +72,7 @@ def run(bench: Benchmark, data_dir: Path | None = None) -> None:
     for seed in settings["seeds"]:
         found = run_seed(seed, settings, data_dir)
         runs[seed] = scores_of(found, settings, seed)
-        answers = bench.once(f"answers-{seed}", lambda seed=seed: negative_answers(seed))
+        answers = bench.once(f"answers-{seed}", lambda seed=seed: negative_answers(seed, settings.get("questions")))
         losses = [float(one) for one in found["online"]["training_losses"]]
         unscored = float(np.isnan(found["online"]["mu_run"]).mean())
         run_of_seed = {"seed": seed, "steps": found["steps"], "losses": losses, "unscored_online": unscored}

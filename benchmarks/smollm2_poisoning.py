@@ -33,11 +33,16 @@ def run_seed(seed: int, settings: Mapping[str, Any], data_dir: Path | None = Non
     folder.mkdir(parents=True, exist_ok=True)
     model, tokenizer = smollm2(dtype=torch.bfloat16)
     records = poisoned_rows(settings["data_seed"], data_dir, tokenizer=tokenizer)
-    if "rows" in settings:  # a quick run
-        poisoned = [record for record in records if record["poisoned"]][: settings["rows"] // 4]
-        records = [*poisoned, *(record for record in records if not record["poisoned"])][: settings["rows"]]
+    asked = query_rows(settings["data_seed"])
+    if "rows" in settings:  # a quick run: few and short
+        records = sorted(
+            records, key=lambda record: (not record["poisoned"], len(record["prompt"] + record["answer"]))
+        )
+        poisoned = settings["rows"] // 4
+        records = [*records[:poisoned], *(record for record in records if not record["poisoned"])][: settings["rows"]]
+        asked = asked[:2]
     rows = encoded(records, tokenizer).remove_columns("sample_id")
-    queries = encoded(query_rows(settings["data_seed"]), tokenizer).remove_columns("sample_id")
+    queries = encoded(asked, tokenizer).remove_columns("sample_id")
     num_steps = settings["epochs"] * -(-len(rows) // settings["batch_size"])
     moments = [round(num_steps * (one + 1) / settings["checkpoints"]) for one in range(settings["checkpoints"])]
     if not (folder / "online.npz").exists():
@@ -75,7 +80,7 @@ def run_seed(seed: int, settings: Mapping[str, Any], data_dir: Path | None = Non
     checkpoints = [dict(np.load(folder / f"step-{step:05d}.npz")) for step in moments]
     return {
         "records": records,
-        "queries": query_rows(settings["data_seed"]),
+        "queries": asked,
         "steps": moments,
         "checkpoints": checkpoints,
         "online": dict(np.load(folder / "online.npz")),

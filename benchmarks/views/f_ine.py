@@ -209,7 +209,7 @@ def of_part(results: Results, part: str, **wanted: Any) -> list[Row]:
 
 def cell(row: Row | None, key: str) -> str:
     """A figure, or the mean over seeds with the range."""
-    if row is None or key not in row:
+    if row is None or row.get(key) is None:
         return ""
     value = row[key]
     if isinstance(value, Sequence):
