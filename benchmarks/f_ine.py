@@ -39,7 +39,7 @@ SCRIPTS = (
     "word_overlap",
 )
 OURS = "f_ine_adam"
-"""The main row of the language experiments; chosen on other draws of the rows (900, 901) than the scored one."""
+"""The main row of the language experiments; chosen on another draw of the rows (901) than the scored one (0)."""
 ROOMS = ("gradients", "metrics", "transformers")
 
 

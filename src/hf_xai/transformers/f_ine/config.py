@@ -52,8 +52,8 @@ class InfluenceConfig(
             makes each row's gradient in full, so it is for mode ``"checkpoint"`` and few parameters such as LoRA's.
         weighting: ``"learning_rate"`` counts the signals of a checkpoint in proportion to its learning rate, as the
             paper's derivation has it (a step lowers the query's loss by rate times product) and its algorithm
-            leaves out; ``"none"`` counts all alike. In mode ``"checkpoint"`` alone. With rates, more poisoned rows
-            were found on the rows that we developed on; without, runs agreed a little more [measured].
+            leaves out; ``"none"`` counts all alike. In mode ``"checkpoint"`` alone. With rates more poisoned rows, or
+            as many, were found; without, runs agreed a little more [measured].
         num_noise_batches: Batches that are drawn at each checkpoint to see the noise of training, >= 2. Read by the
             estimators other than ``"gaussian"``, which has a closed form, by ``self_influence``, and for the
             trade-off curve. 32 [our choice].
