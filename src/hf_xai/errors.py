@@ -17,6 +17,22 @@ class DataError(HfXaiError, ValueError):
     """Data, prompts or samples are missing, empty or of the wrong shape."""
 
 
+class SubjectNotFoundError(DataError):
+    """The subject of an edit request can't be located in its prompt for certain."""
+
+
+class ConflictingEditsError(DataError):
+    """Two edit requests want different answers to the same prompt."""
+
+
+class TokenizerError(HfXaiError, TypeError):
+    """The tokenizer can't say which characters a token stands for."""
+
+
+class EditCollapseWarning(UserWarning):
+    """A sequence of edits is destroying the model, so that no further edit was made."""
+
+
 class HubError(HfXaiError, OSError):
     """The Hub can't be reached, or answers with an error that is not the caller's."""
 

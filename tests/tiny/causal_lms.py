@@ -5,22 +5,32 @@ from collections.abc import Callable
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
+    FalconConfig,
+    FalconForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PhiConfig,
     PhiForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -96,8 +106,20 @@ _MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**_GPT2)),
     "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_SIZES)),
     "phi": lambda: PhiForCausalLM(PhiConfig(**_SIZES)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SIZES, num_key_value_heads=2)),
+    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**_SIZES, num_key_value_heads=2)),
+    "gptj": lambda: GPTJForCausalLM(GPTJConfig(**_GPT2, rotary_dim=4)),
+    "opt": lambda: OPTForCausalLM(
+        OPTConfig(**{**_SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.2, "dropout": 0.1})
+    ),
+    "falcon": lambda: FalconForCausalLM(FalconConfig(**{**_SIZES, "ffn_hidden_size": 64})),
+    "falcon_new": lambda: FalconForCausalLM(
+        FalconConfig(**{**_SIZES, "ffn_hidden_size": 64, "new_decoder_architecture": True, "num_kv_heads": 2})
+    ),
 }
-CAUSAL_LMS: tuple[str, ...] = tuple(_MODELS)
+EDITABLE_LMS: tuple[str, ...] = tuple(_MODELS)
+"""All of them; those beyond ``CAUSAL_LMS`` say nowhere where their hidden states come from, or are much like others."""
+CAUSAL_LMS: tuple[str, ...] = EDITABLE_LMS[: EDITABLE_LMS.index("qwen2")]
 
 
 def tiny_causal_lm(name: str, seed: int = 0) -> PreTrainedModel:

@@ -24,12 +24,7 @@ def read_outputs(model: nn.Module, names: Sequence[str], on_output: Callable[[st
     Raises:
         ConfigError: If there is no submodule of such a name; before any hook is set.
     """
-    modules = dict(model.named_modules())
-    for name in names:
-        if name not in modules:
-            near = difflib.get_close_matches(name, modules, n=3, cutoff=0.4)
-            hint = f"; close to it are {', '.join(map(repr, near))}" if near else ""
-            raise ConfigError(f"{type(model).__name__} has no submodule {name!r}{hint}.")
+    modules = named_modules(model, names)
 
     def reader(name: str) -> Callable[..., None]:
         def read(module: nn.Module, args: Any, output: Any) -> None:
@@ -41,6 +36,47 @@ def read_outputs(model: nn.Module, names: Sequence[str], on_output: Callable[[st
         for name in dict.fromkeys(names):
             hooks.callback(modules[name].register_forward_hook(reader(name)).remove)
         yield
+
+
+@contextmanager
+def read_inputs(model: nn.Module, names: Sequence[str], on_input: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Calls ``on_input(name, tensor)`` with the first positional input of the named submodules, before they run.
+
+    Args:
+        model: Any module.
+        names: Names of submodules, as in ``model.named_modules()``; of such as are called with a positional input.
+        on_input: Is given the name and the very tensor, which must not be changed in place.
+
+    Raises:
+        ConfigError: If there is no submodule of such a name; before any hook is set.
+    """
+    modules = named_modules(model, names)
+
+    def reader(name: str) -> Callable[..., None]:
+        def read(module: nn.Module, args: tuple[Any, ...]) -> None:
+            on_input(name, args[0])
+
+        return read
+
+    with ExitStack() as hooks:
+        for name in dict.fromkeys(names):
+            hooks.callback(modules[name].register_forward_pre_hook(reader(name)).remove)
+        yield
+
+
+def named_modules(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
+    """The submodules of these names.
+
+    Raises:
+        ConfigError: If there is no submodule of such a name.
+    """
+    modules = dict(model.named_modules())
+    for name in names:
+        if name not in modules:
+            near = difflib.get_close_matches(name, modules, n=3, cutoff=0.4)
+            hint = f"; close to it are {', '.join(map(repr, near))}" if near else ""
+            raise ConfigError(f"{type(model).__name__} has no submodule {name!r}{hint}.")
+    return {name: modules[name] for name in names}
 
 
 @contextmanager
