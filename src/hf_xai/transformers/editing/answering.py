@@ -73,9 +73,22 @@ class AnsweringModel:
         self._keeps_logits = "logits_to_keep" in inspect.signature(bare.forward).parameters
         self.window: int | None = getattr(bare.config.get_text_config(), "max_position_embeddings", None)
 
-    def num_tokens(self, prompt: str, answer: str) -> int:
+    def num_answer_tokens(self, prompt: str, answer: str) -> int:
         """Tokens of an answer behind a prompt."""
         return len(self._with_answer(prompt, answer).target_ids)
+
+    def check_window(self, prompt: str, max_new_tokens: int) -> None:
+        """Refuses a prompt that leaves no room for an answer.
+
+        Raises:
+            DataError: If the model can't read so many tokens.
+        """
+        if self.window is not None:
+            num_tokens = len(self.encoder.encode(prompt.rstrip(" ")).input_ids) + max_new_tokens
+            if num_tokens > self.window:
+                raise DataError(
+                    f"The model reads {self.window} tokens at most; {prompt[-80:]!r} and an answer have {num_tokens}."
+                )
 
     def log_probabilities(self, pairs: Sequence[PromptAndAnswer], loop: Loop) -> dict[PromptAndAnswer, float]:
         """Mean log-probability per token of given answers, in nats, with teacher forcing; float32.
@@ -85,14 +98,12 @@ class AnsweringModel:
             loop: How to run.
 
         Raises:
-            DataError: If an answer has no token, or the model can't read so many tokens.
+            DataError: If an answer has no token.
         """
         distinct = list(dict.fromkeys(pairs))
         if not distinct:
             return {}
         encoded = {pair: self._with_answer(*pair) for pair in distinct}
-        for (prompt, _), tokens in encoded.items():
-            self._check_window(prompt, len(tokens.input_ids))
         distinct.sort(key=lambda pair: -len(encoded[pair].input_ids))
         rows = [encoded[pair] for pair in distinct]
         about = [[list(row.input_ids), list(row.target_ids)] for row in rows]
@@ -107,16 +118,11 @@ class AnsweringModel:
             prompts: Repeated ones count once.
             max_new_tokens: Tokens of an answer.
             loop: How to run.
-
-        Raises:
-            DataError: If the model can't read so many tokens.
         """
         distinct = list(dict.fromkeys(prompts))
         if not distinct:
             return {}
         encoded = {prompt: self.encoder.encode(prompt.rstrip(" ")).input_ids for prompt in distinct}
-        for prompt, ids in encoded.items():
-            self._check_window(prompt, len(ids) + max_new_tokens)
         distinct.sort(key=lambda prompt: -len(encoded[prompt]))
         rows = [encoded[prompt] for prompt in distinct]
         about = [max_new_tokens, [list(row) for row in rows]]
@@ -127,21 +133,23 @@ class AnsweringModel:
         return dict(zip(distinct, texts, strict=True))
 
     def probe(self, pairs: Sequence[PromptAndAnswer], batch_size: int) -> list[float]:
-        """Log-probabilities as above, on this process alone, by which an edit of the model shows."""
+        """Numbers by which any edit of the model shows, also one that is a hook; measured on this process alone.
+
+        Beside the answers' log-probabilities, which a successful edit brings close to 0, the means over the
+        vocabulary.
+        """
         rows = [self._with_answer(*pair) for pair in pairs]
         with evaluation_mode(self.model):
             parts = [self._measure(rows[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
-        return torch.cat([part["log_prob"] for part in parts]).tolist()
+        return [number for part in parts for name in ("log_prob", "of_all") for number in part[name].tolist()]
+
+    def weight_sums(self) -> list[int]:
+        """Exact sums of all weights' bit patterns, the same on every device; 0 for one that is offloaded."""
+        return [0 if weight.is_meta else _bit_sum(weight.detach()) for weight in self.model.parameters()]
 
     def _with_answer(self, prompt: str, answer: str) -> EncodedPrompt:
         # A space at the prompt's end is the beginning of the answer's first token.
         return self.encoder.encode(prompt.rstrip(" "), target=answer.strip())
-
-    def _check_window(self, prompt: str, num_tokens: int) -> None:
-        if self.window is not None and num_tokens > self.window:
-            raise DataError(
-                f"The model reads {self.window} tokens at most, and {prompt[-80:]!r} with its answer has {num_tokens}."
-            )
 
     @torch.no_grad()
     def _measure(self, rows: list[EncodedPrompt]) -> dict[str, Tensor]:
@@ -152,22 +160,23 @@ class AnsweringModel:
         logits = self.model(
             input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False, **keep
         ).logits[:, first - length :]
-        means = []
+        means, of_all = [], []
         for row, of_row in zip(rows, logits, strict=True):
             places = torch.tensor(row.predicting, device=logits.device) - first
             targets = torch.tensor(row.target_ids, device=logits.device)
             log_probs = of_row[places].float().log_softmax(dim=-1)
             means.append(log_probs.gather(1, targets[:, None]).mean())
-        return {"log_prob": torch.stack(means)}
+            of_all.append(log_probs.mean())
+        return {"log_prob": torch.stack(means), "of_all": torch.stack(of_all)}
 
     @torch.no_grad()
     def _generate(self, rows: list[tuple[int, ...]], max_new_tokens: int) -> dict[str, Tensor]:
         length = max(map(len, rows))
         ids = torch.full((len(rows), length), self.encoder.pad_id)
         mask = torch.zeros_like(ids)
-        for row, tokens in enumerate(rows):  # on the left: all answers begin in one column
-            ids[row, length - len(tokens) :] = torch.tensor(tokens)
-            mask[row, length - len(tokens) :] = 1
+        for row, prompt in enumerate(rows):  # on the left: all answers begin in one column
+            ids[row, length - len(prompt) :] = torch.tensor(prompt)
+            mask[row, length - len(prompt) :] = 1
         device = self._device()
         written = self.model.generate(
             input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=max_new_tokens, do_sample=False
@@ -179,6 +188,12 @@ class AnsweringModel:
     def _device(self) -> torch.device:
         device = self.model.get_input_embeddings().weight.device
         return torch.device("cpu") if device.type == "meta" else device  # hooks of an offloaded model move them on
+
+
+def _bit_sum(weight: Tensor) -> int:
+    """A sum of integers doesn't depend on the order of its terms, as one of floats does."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return int(weight.contiguous().view(integers[weight.element_size()]).sum(dtype=torch.int64))
 
 
 @contextmanager

@@ -156,6 +156,7 @@ def without_edit(model: nn.Module, key: str) -> Iterator[None]:
     """Runs a block as if an edit were not applied; afterwards it is, in the place in the order that it had."""
     bare = unwrap_model(model)
     state = _state_with(bare, key)
+    _check_present(bare, state)
     names = tuple(state.edits[key].merged)
     state.suspended.add(key)
     try:
@@ -201,7 +202,8 @@ def _set_hooks(bare: nn.Module, state: _AppliedEdits) -> None:
     state.hooks.close()
     with ExitStack() as hooks:
         for edit in state.active():
-            hooks.enter_context(edited_outputs(bare, edit.hooked))
+            for name, delta in edit.hooked.items():  # of the module itself: a hold on the model would be a cycle
+                hooks.enter_context(edited_outputs(bare.get_submodule(name), {"": delta}))
         state.hooks = hooks.pop_all()
 
 

@@ -129,14 +129,14 @@ def rescored(
     first_order: Tensor,
     candidates: int,
 ) -> tuple[Tensor, Tensor]:
-    """Replaces the highest first-order scores by exact ones (ours, sheet section 9).
+    r"""Replaces the highest first-order scores by exact ones (ours, sheet section 9).
 
     Args:
         read_out: Log-probabilities of the answers.
         bases: ``(prompts, layers, hidden_size)``.
         base_log_probs: ``(prompts, layers)``.
         layers: The neurons of each layer.
-        first_order: $m_k v_k \\cdot \\nabla \\log p(w | b)$ of all neurons, layer after layer, ``(prompts, neurons)``.
+        first_order: $m_k v_k \cdot \nabla \\log p(w | b)$ of all neurons, layer after layer, ``(prompts, neurons)``.
         candidates: Number of neurons of each prompt that are scored exactly.
 
     Returns:

@@ -1,7 +1,7 @@
 """What can be chosen of each editor, and exactly what is saved with an edit."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from hf_xai.errors import ConfigError
@@ -226,8 +226,8 @@ class AceConfig(EditorConfig, type="ace", paper_url=PAPER_URL, tags=["knowledge-
         query_layers, value_layers: None for what `locate` finds.
         n_query, n_value: Layers that `locate` chooses; None for 3 and 3, or 1 and 2 of at most 8 (ours).
         order: ``"value_first"`` [paper] or ``"query_first"`` [code].
-        value_prompts: Columns of the value stage: ``"all"``, the request's own prompt and its multi-hop prompts, or
-            ``"multi_hop"`` alone, where there are any.
+        value_prompts: Columns of the value stage: the ``"multi_hop"`` prompts alone, where there are any (ours: in the
+            two-hop world the own prompt beside them costs specificity), or ``"all"``, the request's own, too [paper].
         shared_target: Whether there is one target, at the deepest layer, for both groups [code]; False for one of its
             own for each (ours).
         edit_attention: Whether the output matrices of the attention are rewritten, too [code, not the paper].
@@ -248,7 +248,7 @@ class AceConfig(EditorConfig, type="ace", paper_url=PAPER_URL, tags=["knowledge-
     n_query: int | None = None
     n_value: int | None = None
     order: Literal["value_first", "query_first"] = "value_first"
-    value_prompts: Literal["all", "multi_hop"] = "all"
+    value_prompts: Literal["all", "multi_hop"] = "multi_hop"
     shared_target: bool = False
     edit_attention: bool = False
     solver: Literal["pmet", "memit", "alphaedit"] = "pmet"
@@ -314,13 +314,9 @@ def check_null_space(threshold: float | None, energy: float | None, ridge: float
         raise ConfigError(f"l2 must be > 0, got {ridge!r}.")
 
 
-def settings_of(config: EditorConfig) -> dict[str, Any]:
-    """Fields that differ from their defaults, for reports."""
-    return {
-        field.name: getattr(config, field.name)
-        for field in fields(config)
-        if getattr(config, field.name) != field.default
-    }
+def needs_null_space(config: EditorConfig) -> bool:
+    """Whether an editor changes only directions that the corpus' keys do not use."""
+    return isinstance(config, AlphaEditConfig) or (isinstance(config, AceConfig) and config.solver == "alphaedit")
 
 
 def _scaled(layers: Any, num_layers: int) -> tuple[int, ...]:

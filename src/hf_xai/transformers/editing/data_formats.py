@@ -175,8 +175,9 @@ def _with_hop_prompts(
 
 def _noun_phrase(hop: SingleHop, subject: str | None, noun_phrases: Mapping[str, str]) -> str | None:
     """What a hop asks for, as "The capital of France" for "The capital of France is"; None if it has another form."""
-    if hop.relation in noun_phrases and subject is not None:
-        return noun_phrases[hop.relation].replace("{}", subject)
+    template = None if hop.relation is None else noun_phrases.get(hop.relation)
+    if template is not None and subject is not None:
+        return template.replace("{}", subject)
     cloze = hop.cloze or ""
     end = next((end for end in _ENDS_OF_NOUN_PHRASES if cloze.endswith(end)), None)
     return cloze.removesuffix(end) if end and cloze.startswith("The ") else None

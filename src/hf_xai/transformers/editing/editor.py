@@ -18,7 +18,7 @@ from hf_xai.hub import weights_fingerprint
 from hf_xai.transformers.editing.architecture import DecoderArchitecture, decoder_architecture
 from hf_xai.transformers.editing.base_model import BaseModel
 from hf_xai.transformers.editing.columns import ColumnEncoder, check_lengths
-from hf_xai.transformers.editing.config import AceConfig, AlphaEditConfig, EditorConfig, RomeConfig
+from hf_xai.transformers.editing.config import AceConfig, EditorConfig, RomeConfig, needs_null_space
 from hf_xai.transformers.editing.context_templates import write_context_templates
 from hf_xai.transformers.editing.low_rank import LowRankDelta, edited_outputs
 from hf_xai.transformers.editing.readout import ReadOut
@@ -34,8 +34,11 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from hf_xai.transformers.editing.evaluation_report import EvaluationReport
     from hf_xai.transformers.editing.key_statistics import KeyStatistics
     from hf_xai.transformers.editing.locate_report import LocateReport
+    from hf_xai.transformers.editing.records import Evaluable
+    from hf_xai.transformers.editing.sequential import EditSequence
 
 
 class KnowledgeEditor:
@@ -79,7 +82,7 @@ class KnowledgeEditor:
         self.encoder = PromptEncoder(tokenizer)
         if statistics is not None:
             statistics.check_fits(self.architecture)
-        elif _needs_null_space(config):
+        elif needs_null_space(config):
             raise ConfigError("AlphaEdit needs statistics: KeyStatistics.from_dataset(model, tokenizer, texts).")
         if not isinstance(config, AceConfig):
             plan_stages(config, self.architecture, None)  # refuses what does not suit the model
@@ -172,6 +175,32 @@ class KnowledgeEditor:
             past_keys=keys,
             model=self.model,
         )
+
+    def evaluate(
+        self, records: "Sequence[Evaluable]", *, edit: EditResult | None = None, **settings: Any
+    ) -> "EvaluationReport":
+        """Measures the model on records of CounterFact, MQuAKE or one's own; see the function `evaluate`.
+
+        Args:
+            records: Records, or requests alone.
+            edit: An edit to measure the model without and with; None for the model as it is.
+            settings: As of the function `evaluate`: ``metrics``, ``few_shot``, ``batch_size``, ``accelerator`` ...
+        """
+        from hf_xai.transformers.editing.evaluation import evaluate
+
+        context = None if edit is None else edit.applied(self.model)
+        return evaluate(self.model, self.tokenizer, records, edit=context, **settings)
+
+    def edit_sequence(
+        self,
+        batches: Sequence[Sequence[EditRequest | Mapping[str, Any]]],
+        held_out_texts: Sequence[str],
+        **settings: Any,
+    ) -> "EditSequence":
+        """Edits batch after batch until the model's perplexity on other texts rises too far; see `edit_sequence`."""
+        from hf_xai.transformers.editing.sequential import edit_sequence
+
+        return edit_sequence(self, batches, held_out_texts, **settings)
 
     def _unfinished(self, requests: Sequence[EditRequest], after: EditResult | None) -> list[EditRequest]:
         """The requests with a prompt whose new answer the model does not give yet."""
@@ -268,10 +297,6 @@ def _names(architecture: DecoderArchitecture, stages: Sequence[Stage]) -> list[s
 
 def _unapplied(after: EditResult | None) -> Mapping[str, LowRankDelta]:
     return {} if after is None or after.is_applied else after.deltas
-
-
-def _needs_null_space(config: EditorConfig) -> bool:
-    return isinstance(config, AlphaEditConfig) or (isinstance(config, AceConfig) and config.solver == "alphaedit")
 
 
 def _extra(request: EditRequest, kinds: Collection[str]) -> bool:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hf_xai.distributed.processes import Processes
-from hf_xai.errors import ArtifactMismatchError, ConfigError, DataError, UnsupportedModelError
-from hf_xai.hub import weights_fingerprint
+from hf_xai.errors import ArtifactMismatchError, ConfigError, DataError
+from hf_xai.hub import config_fingerprint
 from hf_xai.metrics.editing import answer_begins_with, first_line, prefers
 from hf_xai.transformers.editing.answering import AnsweringModel, Loop
 from hf_xai.transformers.editing.evaluation_metrics import (
@@ -175,9 +175,9 @@ def _items(number: int, record: EditRecord, few_shot: FewShotPrompts) -> list[It
         rivals = [target for target in targets if target != answer.strip()]
         items.append(item("neighbour", prompt, answer, rivals=rivals))
     for hop in record.single_hops:
-        plain = hop.edited and hop.cloze is not None
-        prompt = hop.cloze if plain else few_shot.single_hop_prompt(hop.question, hop.relation)
-        items.append(item("edited_hop" if hop.edited else "unedited_hop", prompt or "", *hop.answers))
+        asked = few_shot.single_hop_prompt(hop.question, hop.relation)
+        kind = "edited_hop" if hop.edited else "unedited_hop"
+        items.append(item(kind, hop.cloze if hop.edited and hop.cloze else asked, *hop.answers))
     for question in record.questions:
         prompt = few_shot.multi_hop_prompt(question)
         items.append(item("question", prompt, *record.new_answers, old=record.old_answers))
@@ -207,14 +207,16 @@ def _lacking(members: Sequence[str]) -> str:
 
 
 def _check_lengths(asked: AnsweringModel, plan: _Plan, max_new_tokens: int) -> None:
-    """Refuses an answer that could never be written; one token more shows where it ends."""
+    """Refuses an answer that could never be written (one token more shows where it ends), and prompts too long."""
     answers = dict.fromkeys(item.accepted[0] for item in plan.items if item.kind in plan.answered)
-    lengths = {answer: asked.num_tokens("is", answer) for answer in answers}
+    lengths = {answer: asked.num_answer_tokens("is", answer) for answer in answers}
     longest = max(lengths, key=lambda answer: lengths[answer], default=None)
     if longest is not None and lengths[longest] >= max_new_tokens:
         raise ConfigError(
             f"max_new_tokens must be more than the {lengths[longest]} tokens of {longest!r}, got {max_new_tokens}."
         )
+    for prompt in dict.fromkeys(item.prompt for item in plan.items):
+        asked.check_window(prompt, max_new_tokens)
 
 
 def _measure(
@@ -243,17 +245,18 @@ def _measure(
 def _model_state(
     asked: AnsweringModel, plan: _Plan, folder: Path, batch_size: int, accelerator: "Accelerator | None"
 ) -> str:
-    """The fingerprint of the weights; refuses a folder whose figures were measured on the model edited otherwise.
+    """The state of the weights; refuses a folder whose figures were measured on the model edited otherwise.
 
-    An edit may leave the sign of every sampled weight as it is, or be a hook, and no fingerprint shows it. So a file
-    in the folder keeps how probable answers to some of the edits' prompts were, and those are compared.
+    An edit that is a hook, or of an offloaded weight, does not show in them. So a file in the folder keeps what the
+    model made of some of the edits' prompts, and that is compared.
     """
-    pairs = list(dict.fromkeys((item.prompt, item.accepted[0]) for item in plan.items))
+    edits = [item for item in plan.items if item.kind == "edit"] or plan.items
+    pairs = list(dict.fromkeys((item.prompt, item.accepted[0]) for item in edits))
     probes = pairs[:: -(-len(pairs) // _NUM_PROBES)]
     found, file, processes = asked.probe(probes, batch_size), folder / "model.json", Processes(accelerator)
     with processes.together():
         if processes.is_main and file.is_file():
-            kept = json.loads(file.read_text())["log_probs"]
+            kept = json.loads(file.read_text())["probe"]
             same = len(kept) == len(found)
             if not same or any(abs(one - two) > _PROBE_TOLERANCE for one, two in zip(kept, found, strict=True)):
                 raise ArtifactMismatchError(
@@ -263,9 +266,6 @@ def _model_state(
         elif processes.is_main:
             folder.mkdir(parents=True, exist_ok=True)
             unfinished = file.with_suffix(".unfinished")
-            unfinished.write_text(json.dumps({"log_probs": found}))
+            unfinished.write_text(json.dumps({"probe": found}))
             unfinished.replace(file)
-    try:
-        return weights_fingerprint(asked.model)
-    except UnsupportedModelError:  # offloaded weights
-        return type(asked.model).__name__
+    return config_fingerprint({"class": type(asked.model).__name__, "sums": asked.weight_sums()})

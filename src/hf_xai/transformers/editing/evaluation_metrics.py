@@ -54,8 +54,9 @@ class Item:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Item":
         """An item from its ``to_dict``."""
-        values = {field.name: data.get(field.name) for field in fields(cls)}
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        values = ((field.name, data.get(field.name)) for field in fields(cls))
+        read: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values}
+        return cls(**read)
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ GROUPS = {
     ),
     "forward_hop": ("forward_hop", "forward_prompts_given"),
 }
-"""What a name asks for beside itself: the figures of probability and of written answers are told apart, never mixed."""
+"""What a name asks for beside itself; figures of probability and of written answers are never mixed into one."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Norms with the scale that one forward pass used: affine maps, so that what a residual stream is the sum of adds up."""
+"""Norms with the scale of one forward pass: affine maps, so that what a residual stream is the sum of adds up."""
 
 import copy
 from collections.abc import Callable
@@ -97,9 +97,7 @@ def _in_float32(norm: nn.Module) -> Callable[[Tensor], Tensor]:
 
     twin = copy.copy(norm)
     with align_module_device(norm):
-        twin._parameters = {
-            name: None if value is None else value.detach().float() for name, value in norm._parameters.items()
-        }
+        twin._parameters = {name: _fixed(value) for name, value in norm._parameters.items()}
     forward = type(norm).forward
 
     def evaluate(states: Tensor) -> Tensor:
@@ -108,3 +106,7 @@ def _in_float32(norm: nn.Module) -> Callable[[Tensor], Tensor]:
             return forward(twin, states.to(weight.device)).to(states)
 
     return evaluate
+
+
+def _fixed(value: nn.Parameter | None) -> nn.Parameter | None:
+    return None if value is None else nn.Parameter(value.detach().float(), requires_grad=False)

@@ -49,8 +49,8 @@ def choose_layers(
     n_query, n_value = layer_counts(layers, n_query, n_value)
     if exclude_last not in (True, False, "auto"):
         raise ConfigError(f"exclude_last must be True, False or 'auto', got {exclude_last!r}.")
-    last_share = values[-1] / max(values.clip(min=0).sum(), np.finfo(float).tiny)
-    without_last = layers > 4 and last_share <= 0.5 if exclude_last == "auto" else exclude_last
+    holds_most = values[-1] > 0.5 * values.clip(min=0).sum()
+    without_last = layers > 4 and not holds_most if exclude_last == "auto" else exclude_last
     allowed = values[:-1] if without_last else values
     chosen = set(_descending(allowed)[:n_value])
     ranked = _descending(queries)

@@ -104,7 +104,11 @@ class LocateReport:
 
         Args:
             found: What the scorer of `locate` gave for the prompts that are used, one row of each tensor to a prompt.
-            prompts, targets, num_skipped, num_neurons, settings: As in the report.
+            prompts: As in the report, like the next ones.
+            targets: See there.
+            num_skipped: See there.
+            num_neurons: See there.
+            settings: See there.
             counts: How many query and value layers to choose.
         """
         arrays = {name: column.numpy().astype(np.float64) for name, column in found.items()}
@@ -323,6 +327,7 @@ def _over_prompts(neurons: NDArray[np.int64], scores: Floats) -> list[NeuronScor
     for place, score in zip(neurons.reshape(-1, 2).tolist(), scores.ravel().tolist(), strict=True):
         found[place[0], place[1]].append(score)
     ranked = [
-        NeuronScore(*place, score=sum(values) / len(scores), num_prompts=len(values)) for place, values in found.items()
+        NeuronScore(*place, score=sum(values) / len(scores), num_prompts=len(values))
+        for place, values in found.items()
     ]
     return sorted(ranked, key=lambda one: (-one.score, one.layer, one.neuron))[: scores.shape[1]]

@@ -5,9 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Tensor
-
 from hf_xai.activations import evaluation_mode
 from hf_xai.distributed import map_dataset
 from hf_xai.errors import ConfigError, DataError
@@ -58,7 +55,8 @@ def locate(
         tokenizer: Its fast tokenizer.
         prompts: Texts that the answer continues.
         targets: The answers; the first token of each is scored. None for the model's own next tokens.
-        n_query, n_value: Numbers of layers to choose; 3 and 3, in models of up to 8 layers 1 and 2 (our choice).
+        n_query: Number of query layers to choose; 3, in models of up to 8 layers 1 (our choice).
+        n_value: Number of value layers to choose; 3, in models of up to 8 layers 2 (our choice).
         top_neurons: Number of value neurons of each prompt that query scores are taken for; 30 as in the code of ACE.
         method: ``"exact"`` reads the vocabulary out for every neuron, ``"two_stage"`` (ours) only for the best by
             their first-order scores; in the sum over a layer the others then count with these.
@@ -110,8 +108,8 @@ def locate(
     kept = columns.pop("kept")
     if not kept.any():
         raise DataError(
-            f"The model answers none of the {len(rows)} prompts with its target; give prompts that it knows the answer "
-            "to, or skip_wrong=False."
+            f"The model answers none of the {len(rows)} prompts with its target; give prompts that it can answer, or "
+            "skip_wrong=False."
         )
     numbers = kept.nonzero()[:, 0].tolist()
     found = {name: column[kept] for name, column in columns.items()}

@@ -219,7 +219,9 @@ class PromptScorer:
                 continue
             numbers = best.numbers[prompts, places]
             found = subkeys(layer, self.settings.query_key, values.inputs[prompts], numbers)
-            keys[prompts, places] = found if values.input_norm is None else values.input_norm.at(prompts).transposed(found)
+            keys[prompts, places] = (
+                found if values.input_norm is None else values.input_norm.at(prompts).transposed(found)
+            )
             slopes[prompts, places] = (layers[index].vectors(prompts, numbers) * gradients[prompts, index]).sum(-1)
         return keys, slopes
 

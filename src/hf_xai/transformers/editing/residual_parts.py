@@ -87,9 +87,7 @@ class ResidualParts:
 
     def __getitem__(self, prompts: Tensor) -> "ResidualParts":
         """The prompts of these numbers."""
-        return ResidualParts(
-            tuple(_of_prompts(layer, prompts) for layer in self.layers), self.final_norm.at(prompts)
-        )
+        return ResidualParts(tuple(_of_prompts(layer, prompts) for layer in self.layers), self.final_norm.at(prompts))
 
 
 def read_residual_parts(architecture: DecoderArchitecture, batch: PromptBatch) -> ResidualParts:
@@ -156,8 +154,8 @@ class _Reading:
         allowed = _ROUNDINGS * torch.finfo(after.dtype).eps * size
         if not bool(((base - before.float() - attention.float()).abs() <= allowed).all()):
             raise UnsupportedModelError(
-                f"{layer.block_name} ({type(layer.block).__name__}) returns something else than the sum of what enters "
-                "it, its attention's and its feed-forward part's output, each as it is or after a norm of its own."
+                f"{layer.block_name} ({type(layer.block).__name__}) returns something else than the sum of what "
+                "enters it and its attention's and feed-forward part's output, each as it is or after one norm."
             )
         parallel, input_norm = self._input_of(layer, base, allowed)
         return LayerParts(
@@ -192,8 +190,8 @@ class _Reading:
         if bool(((source.float() - base).abs() <= allowed).all()):
             return False, frozen
         raise UnsupportedModelError(
-            f"The feed-forward part of {layer.block_name} ({type(layer.block).__name__}) reads neither what enters the "
-            "layer nor the sum of that and the attention, as it is or after one norm."
+            f"The feed-forward part of {layer.block_name} ({type(layer.block).__name__}) reads neither what enters "
+            "the layer nor the sum of that and the attention, as it is or after one norm."
         )
 
     def _children(self, layer: EditableLayer) -> list[str]:
@@ -210,7 +208,9 @@ def read_out_device(architecture: DecoderArchitecture) -> torch.device:
 
 
 def _of_prompts(layer: LayerParts, prompts: Tensor) -> LayerParts:
-    values = {field.name: getattr(layer, field.name) for field in fields(layer)}
-    chosen = {name: value[prompts] for name, value in values.items() if isinstance(value, Tensor)}
-    frozen = {name: value.at(prompts) for name, value in values.items() if isinstance(value, FrozenNorm)}
-    return replace(layer, **chosen, **frozen)
+    changes: dict[str, Any] = {}
+    for field in fields(layer):
+        value = getattr(layer, field.name)
+        if isinstance(value, Tensor | FrozenNorm):
+            changes[field.name] = value[prompts] if isinstance(value, Tensor) else value.at(prompts)
+    return replace(layer, **changes)

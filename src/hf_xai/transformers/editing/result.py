@@ -21,6 +21,7 @@ from hf_xai.transformers.editing.low_rank import LowRankDelta, add_deltas, compr
 from hf_xai.transformers.editing.peft_export import active_adapter, to_peft
 from hf_xai.transformers.editing.requests import EditRequest, check_requests
 from hf_xai.transformers.editing.saved_edits import push_edit, read_edit, write_edit
+from hf_xai.transformers.editing.weight_access import matrix_module
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -105,7 +106,7 @@ class EditResult:
         if lost:
             name, error = max(lost.items(), key=lambda item: item[1])
             warnings.warn(
-                f"Rounding to {unwrap_model(model).get_parameter(f'{name}.weight').dtype} takes {error:.0%} of the "
+                f"Rounding to {matrix_module(unwrap_model(model), name).weight.dtype} takes {error:.0%} of the "
                 f"change of {name}: apply(merge=False) or to_peft() keep it apart from the weights, in float32.",
                 stacklevel=2,
             )

@@ -21,6 +21,7 @@ from hf_xai.transformers.editing.config import (
     EmmetConfig,
     MemitConfig,
     RomeConfig,
+    needs_null_space,
 )
 from hf_xai.transformers.editing.keys import Measured, measure
 from hf_xai.transformers.editing.low_rank import LowRankDelta, add_deltas, edited_outputs
@@ -72,6 +73,7 @@ class StageRun:
         last = self.architecture.layers[stage.layers[-1]]
         sites = stage.site_names(last)
         targets = self._targets(stage, groups, sites)
+        target_seconds = time.perf_counter() - started
         written = sites if stage.edits_attention else sites[:1]
         of_group = torch.tensor([place for place, group in enumerate(groups) for _ in group.columns])
         _, now = self._measure(columns, outputs=written)
@@ -104,22 +106,17 @@ class StageRun:
                 "least_probability": float(targets["probability"].min()),
                 "mean_steps": float(targets["steps"].mean()),
                 "residual_norms": residuals,
+                "target_seconds": target_seconds,
                 "seconds": time.perf_counter() - started,
             }
         )
 
     def keys_to_keep(self, columns: Sequence[Column]) -> dict[str, Tensor]:
-        """AlphaEdit's keys of this and all earlier edits, read on the edited model [code]; others keep none."""
-        if not isinstance(self.config, AlphaEditConfig) and getattr(self.config, "solver", None) != "alphaedit":
+        """This edit's keys for AlphaEdit's later ones, read on the edited model [code]; other editors keep none."""
+        if not needs_null_space(self.config) or not columns:
             return {}
-        if not columns:
-            return self.past_keys
         keys, _ = self._measure(columns, inputs=list(self.deltas))
-        kept = {name: self._keys(value) for name, value in keys.items()}
-        return {
-            name: torch.cat([self.past_keys[name], value], 1) if name in self.past_keys else value
-            for name, value in kept.items()
-        } | {name: value for name, value in self.past_keys.items() if name not in kept}
+        return {name: self._keys(value) for name, value in keys.items()}
 
     def _targets(self, stage: Stage, groups: Sequence[Group], sites: tuple[str, ...]) -> dict[str, Tensor]:
         problem = TargetProblem(
@@ -178,7 +175,8 @@ class StageRun:
             return rome_update(mean if config.uniform_keys else keys.plain, residuals, moment, direction_keys=mean)
         if isinstance(config, EmmetConfig):
             return emmet_update(mean, residuals, moment)
-        if isinstance(config, AlphaEditConfig) or (isinstance(config, AceConfig) and config.solver == "alphaedit"):
+        if needs_null_space(config):
+            assert isinstance(config, AlphaEditConfig | AceConfig)
             directions = moment.small_directions(
                 threshold=None if config.nullspace_energy is not None else config.nullspace_threshold,
                 energy=config.nullspace_energy,

@@ -1,5 +1,6 @@
 """What key statistics are of: the model, the tokens and the modules, as JSON, and a fingerprint of it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -75,7 +76,7 @@ def describe_collection(
             "name": getattr(config, "_name_or_path", "") or None,
             "revision": getattr(config, "_commit_hash", None),
             "dtype": str(model.dtype).removeprefix("torch."),
-            "config": config_fingerprint(_lasting(config.to_dict())),
+            "config": config_fingerprint(_lasting(config)),
             "weights": weights_of_blocks(architecture, last),
         },
         "modules": {name: {**entry, "size": sizes[name]} for name, entry in names.items()},
@@ -117,7 +118,8 @@ def _weights(module: nn.Module) -> str | None:
             return None
 
 
-def _lasting(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config without what says by whom it was written and how it is run."""
+def _lasting(config: Any) -> dict[str, Any]:
+    """A config as JSON, without what says by whom it was written and how it is run."""
     passing = ("transformers_version", "dtype", "torch_dtype", "use_cache")
-    return {key: value for key, value in config.items() if key not in passing}
+    values = json.loads(config.to_json_string(use_diff=False))  # keys of id2label are numbers before
+    return {key: value for key, value in values.items() if key not in passing}

@@ -39,10 +39,7 @@ def subkeys(layer: EditableLayer, kind: QueryKey, inputs: Tensor, neurons: Tenso
     """
     if kind == "linearized":
         return _coefficient_gradients(layer, inputs, neurons)
-    if kind == "down":
-        rows = weight_of(layer.feed_forward_out).T
-    else:
-        rows = _input_rows(layer, kind)
+    rows = weight_of(layer.feed_forward_out).T if kind == "down" else _input_rows(layer, kind)
     return rows[neurons.to(rows.device)].float().to(neurons.device)
 
 
@@ -69,7 +66,9 @@ def weight_of(module: nn.Module) -> Tensor:
     with align_module_device(module):
         weight = output_matrix(module).detach()
     if not weight.is_floating_point() or (*weight.shape,) != matrix_shape(module):
-        raise UnsupportedModelError(f"The weight of a {type(module).__name__} is quantised; its columns can't be read.")
+        raise UnsupportedModelError(
+            f"The weight of a {type(module).__name__} is quantised; its columns can't be read."
+        )
     return weight
 
 
@@ -140,14 +139,14 @@ def _input_place(layer: EditableLayer, kind: str) -> tuple[str, slice]:
         if kind == "up":
             return name, slice(None)
         raise ConfigError(
-            f"query_key='gate' needs a gated MLP, and the one of {layer.block_name} is plain; use 'up' or 'linearized'."
+            f"query_key='gate' needs a gated MLP, that of {layer.block_name} is plain; use 'up' or 'linearized'."
         )
     known = _UP if kind == "up" else _GATE
     named = [name for name in matrices if name in known]
     if len(named) != 1:
         raise ConfigError(
-            f"query_key={kind!r} needs a matrix named {' or '.join(known)} in the MLP of {layer.block_name}, which has "
-            f"{', '.join(matrices) or 'none'}; use 'linearized'."
+            f"query_key={kind!r} needs a matrix named {' or '.join(known)} in the MLP of {layer.block_name}, which "
+            f"has {', '.join(matrices) or 'none'}; use 'linearized'."
         )
     return named[0], slice(None)
 

@@ -106,8 +106,10 @@ class _GroupBatch:
         rows = self.rows[:count].to(nll.device)
         mean_nll = torch.zeros(size).to(nll).index_add(0, rows, nll) / torch.bincount(rows, minlength=size)
         all_on_top = torch.bincount(rows[~on_top], minlength=size) == 0
-        essence = self.problem.readout(at_positions(hidden[count:], self.batch.positions[count:])).log_softmax(-1)
-        return mean_nll, all_on_top, essence
+        if count == len(self.rows):
+            return mean_nll, all_on_top, nll.new_zeros(0, 0)
+        essence = self.problem.readout(at_positions(hidden[count:], self.batch.positions[count:]))
+        return mean_nll, all_on_top, essence.log_softmax(-1)
 
     @property
     def essence_rows(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Two-hop prompts for an edit, built from facts that surround it (ACE, arXiv 2510.07896, section 4; templates ours)."""
+"""Two-hop prompts for an edit, built from the facts around it (the need: ACE, arXiv 2510.07896; the way: ours)."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
