@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from harness import Benchmark
 from known_facts import KnownFact
-from models import smollm2
-from smollm2_edits import editors, facts_of, located, request_of
+from smollm2_edits import Material, editors, located, request_of
 from two_hop_editors import editor_rows
 from two_hop_edits import draw_edits
 from two_hop_scores import world_of
@@ -28,9 +27,8 @@ TOP = 30
 def run(bench: Benchmark, data_dir: Any = None) -> None:
     """Adds the rows of cost."""
     settings, real = bench.settings["cost"], bench.settings["real_model"]
-    model, tokenizer = smollm2()
-    answers = bench.root / "out" / "known_facts_answers.json"
-    facts, _ = facts_of(real, model, tokenizer, answers, data_dir)
+    material = Material.of(bench, data_dir)
+    model, tokenizer, facts = material.model, material.tokenizer, material.facts
     layers = bench.once("real-located", lambda: located(real, model, tokenizer, facts))
     configs = editors(real, layers["query_layers"], layers["value_layers"])
     for name, compute in (

@@ -1,7 +1,7 @@
 """Experiment B: facts that SmolLM2-135M-Instruct knows are edited one by one."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from harness import Benchmark
-from known_facts import GreedyAnswers, KnownFact, Question, first_token, known_facts, read_relations
+from known_facts import GreedyAnswers, KnownFact, Neighbour, Question, first_token, known_facts, read_relations
 from models import smollm2
 from shipped_text import shipped_text
+from two_hop_editors import SAME
+from two_hop_edits import WorldEdit, draw_edits
+from two_hop_scores import world_of
+from two_hop_world import world_tokenizer
 
 from hf_xai.transformers import (
     AceConfig,
@@ -138,7 +142,56 @@ def editors(settings: Mapping[str, Any], query: Sequence[int], value: Sequence[i
     return {name: found[name] for name in settings["editors"]}
 
 
-def facts_of(settings: Mapping[str, Any], model: Any, tokenizer: Any, answers: Path, data_dir: Path | None) -> Any:
+@dataclass(frozen=True)
+class Material:
+    """A model, facts that it knows, and text for the statistics."""
+
+    model: Any
+    tokenizer: Any
+    facts: Sequence[KnownFact]
+    texts: Sequence[str]
+    described: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, bench: Benchmark, data_dir: Path | None) -> "Material":
+        """SmolLM2 with real facts; in a quick run the tiny two-hop world instead."""
+        settings = bench.settings["real_model"]
+        if bench.quick:
+            world, model, _ = world_of(bench, "llama", bench.settings["two_hop"]["seeds"][0])
+            tokenizer = world_tokenizer(world)
+            edits = draw_edits(world, model, tokenizer, number=settings["facts"], seed=0, min_chains=6)
+            texts = world.prompts(world.trained)
+            return cls(model, tokenizer, [as_fact(edit) for edit in edits], texts, {"tokens": 3 * len(texts)})
+        model, tokenizer = smollm2()
+        facts, _ = facts_of(settings, model, tokenizer, bench.root / "out" / "known_facts_answers.json", data_dir)
+        texts, described = shipped_text(settings["statistics_tokens"], tokenizer)
+        return cls(model, tokenizer, facts, texts, described)
+
+
+def as_fact(edit: WorldEdit) -> KnownFact:
+    """An edit of the two-hop world in the form of a real fact."""
+
+    def questions(role: str, pairs: Iterable[tuple[str, str]]) -> tuple[Question, ...]:
+        return tuple(Question(prompt, edit.old_target, answer, "", "", role) for prompt, answer in pairs)
+
+    told = [(prompt, edit.target) for prompt in edit.multi_hop_prompts]
+    near = zip(edit.one_hop_controls.prompts[:4], edit.one_hop_controls.answers[:4], strict=True)
+    asked = zip(edit.second_hop.prompts, edit.second_hop.answers, strict=True)
+    return KnownFact(
+        edit.relation,
+        edit.subject,
+        edit.prompt,
+        edit.old_target,
+        edit.target,
+        neighbours=tuple(Neighbour(prompt, answer, "same relation") for prompt, answer in near),
+        multi_hop_prompts=questions("editor", told) + questions("evaluation", asked),
+        forward_prompts=questions("editor", edit.forward_prompts),
+    )
+
+
+def facts_of(
+    settings: Mapping[str, Any], model: Any, tokenizer: Any, answers: Path, data_dir: Path | None
+) -> tuple[list[KnownFact], list[KnownFact]]:
     """The scored facts and all others that the model knows, for development."""
     relations = read_relations(data_dir)
     greedy = GreedyAnswers(model, tokenizer, answers)
@@ -152,25 +205,24 @@ def facts_of(settings: Mapping[str, Any], model: Any, tokenizer: Any, answers: P
 def run(bench: Benchmark, data_dir: Path | None = None) -> None:
     """Adds one row an editor, with lists over facts."""
     settings = bench.settings["real_model"]
-    model, tokenizer = smollm2()
-    folder = bench.root / "out"
-    facts, _ = facts_of(settings, model, tokenizer, folder / "known_facts_answers.json", data_dir)
-    texts, summary = shipped_text(settings["statistics_tokens"], tokenizer)
+    material = Material.of(bench, data_dir)
+    model, tokenizer, facts = material.model, material.tokenizer, material.facts
     start = time.perf_counter()
-    statistics = KeyStatistics.from_dataset(model, tokenizer, texts, cache_dir=folder / "smollm2_statistics")
-    collected = bench.once("real-statistics", lambda: {"seconds": time.perf_counter() - start, **summary})
+    cache = None if bench.quick else bench.root / "out" / "smollm2_statistics"
+    statistics = KeyStatistics.from_dataset(model, tokenizer, material.texts, cache_dir=cache)
+    seconds = time.perf_counter() - start
+    collected = bench.once("real-statistics", lambda: {"seconds": seconds, **material.described})
     layers = bench.once("real-located", lambda: located(settings, model, tokenizer, facts))
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     bench.row(
         part="real_model_setting",
         facts=[fact.to_dict() for fact in facts],
         statistics=collected,
-        model_bytes=weights,
+        model_bytes=sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()),
         **layers,
     )
     for name, config in editors(settings, layers["query_layers"], layers["value_layers"]).items():
         editor = KnowledgeEditor(model, tokenizer, config, statistics)
-        told = name.startswith("ace") or name.endswith("_same")
+        told = name.startswith("ace") or name.endswith(SAME)
         by_fact = [
             bench.once(f"real-{name}-{number}", partial(edited, settings, editor, fact, told))
             for number, fact in enumerate(facts)

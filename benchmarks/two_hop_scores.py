@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -100,7 +100,8 @@ def scored(bench: Benchmark, kind: Architecture, seed: int) -> dict[str, Any]:
 
 def world_of(bench: Benchmark, kind: Architecture, seed: int) -> tuple[TwoHopWorld, Any, dict[str, Any]]:
     folder = bench.root / "out" / "two_hop_world"
-    return load_or_train(seed, kind, Path(folder), TINY if bench.quick else SETTINGS[kind])
+    size = replace(TINY, steps=bench.settings["two_hop"]["steps"]) if bench.quick else SETTINGS[kind]
+    return load_or_train(seed, kind, folder, size)
 
 
 def statistics_texts(world: TwoHopWorld, number: int, seed: int) -> list[str]:

@@ -127,6 +127,7 @@ METHODS: tuple[Method, ...] = (
             "PmetConfig": "hf_xai.transformers:PmetConfig",
             "RomeConfig": "hf_xai.transformers:RomeConfig",
             "edit_sequence": "hf_xai.transformers:edit_sequence",
+            "evaluate_edits": "hf_xai.transformers:evaluate_edits",
             "load_counterfact": "hf_xai.transformers:load_counterfact",
             "load_mquake": "hf_xai.transformers:load_mquake",
             "locate": "hf_xai.transformers:locate",

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hf_xai.activations import read_inputs, replace_outputs
 from hf_xai.errors import ConfigError
+from hf_xai.transformers.editing.architecture import decoder_architecture
 from tests.tiny.causal_lms import VOCABULARY, tiny_causal_lm
 from tests.tiny.traces import module_trace
 
@@ -24,11 +25,11 @@ class Pair(nn.Module):
 class Outer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.pair, self.double = Pair(), nn.Identity()
+        self.pair, self.last = Pair(), nn.Identity()
 
     def forward(self, x: Tensor) -> Any:
         first, rest = self.pair(x)
-        return self.double(first), rest
+        return self.last(first), rest
 
 
 def test_the_function_is_given_input_and_output_and_its_result_goes_on() -> None:
@@ -49,15 +50,15 @@ def test_the_function_is_given_input_and_output_and_its_result_goes_on() -> None
 def test_functions_of_nested_blocks_follow_one_another_the_outer_one_first() -> None:
     model = Outer()
     with (
-        replace_outputs(model, {"double": lambda _, output: output + 1}),
-        replace_outputs(model, {"double": lambda _, output: output * 10}),
+        replace_outputs(model, {"last": lambda _, output: output + 1}),
+        replace_outputs(model, {"last": lambda _, output: output * 10}),
     ):
         assert model(torch.tensor([1.0]))[0].item() == 30.0
 
 
 def test_several_modules_are_replaced_at_once_and_gradients_pass() -> None:
     model, change = Outer(), torch.zeros(1, requires_grad=True)
-    with replace_outputs(model, {"pair": lambda _, y: y + change, "double": lambda _, y: 3 * y}):
+    with replace_outputs(model, {"pair": lambda _, y: y + change, "last": lambda _, y: 3 * y}):
         model(torch.tensor([1.0]))[0].sum().backward()
     assert change.grad is not None
     assert change.grad.item() == 3.0
@@ -66,10 +67,10 @@ def test_several_modules_are_replaced_at_once_and_gradients_pass() -> None:
 @pytest.mark.parametrize("name", ["llama", "falcon", "gpt2"])
 def test_the_same_outputs_put_back_change_no_bit_of_the_logits(name: str) -> None:
     model = tiny_causal_lm(name)
-    names = {path: lambda _, output: output.clone() for path, _ in model.named_modules() if path.count(".") in (2, 3)}
-    names = {path: entry for path, entry in names.items() if not path.endswith(("rotary_emb", "embed_positions"))}
+    layers = [layer for part in decoder_architecture(model).layers for layer in vars(part).items()]
+    names = [value for field, value in layers if field in ("block_name", "feed_forward_out_name", "attention_out_name")]
     plain = model(input_ids=IDS).logits
-    with replace_outputs(model, names):
+    with replace_outputs(model, {path: lambda _, output: output.clone() for path in names}):
         assert torch.equal(model(input_ids=IDS).logits, plain)
 
 
@@ -77,7 +78,7 @@ def test_a_name_that_does_not_exist_is_refused_before_any_hook() -> None:
     model = Outer()
     before = module_trace(model)
     with pytest.raises(ConfigError, match="no submodule 'par'; close to it are 'pair'"):
-        with replace_outputs(model, {"double": lambda _, y: y, "par": lambda _, y: y}):
+        with replace_outputs(model, {"last": lambda _, y: y, "par": lambda _, y: y}):
             pass
     assert module_trace(model) == before
 

@@ -8,6 +8,14 @@ from hf_xai.metrics.consistency import (
     recall_at,
     spearman_consistency,
 )
+from hf_xai.metrics.editing import (
+    answer_begins_with,
+    editing_score,
+    first_line,
+    normalize_answer,
+    prefers,
+    share_by_record,
+)
 from hf_xai.metrics.images import psnr, relative_error
 from hf_xai.metrics.intervals import Estimate, bootstrap_interval, paired_bootstrap, ratio_of_means
 from hf_xai.metrics.ranking import DelongTest, auroc, delong_interval, delong_test
@@ -24,6 +32,7 @@ __all__ = [
     "Estimate",
     "ReliabilityCurve",
     "RiskCoverageCurve",
+    "answer_begins_with",
     "auroc",
     "average_precision",
     "bootstrap_interval",
@@ -31,10 +40,14 @@ __all__ = [
     "coefficient_of_variation",
     "delong_interval",
     "delong_test",
+    "editing_score",
     "expected_calibration_error",
+    "first_line",
     "jaccard_consistency",
+    "normalize_answer",
     "paired_bootstrap",
     "prediction_rejection_ratio",
+    "prefers",
     "psnr",
     "ratio_of_means",
     "recall_at",
@@ -43,5 +56,6 @@ __all__ = [
     "risk_at_coverage",
     "risk_coverage_area",
     "risk_coverage_curve",
+    "share_by_record",
     "spearman_consistency",
 ]

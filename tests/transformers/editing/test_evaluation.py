@@ -11,7 +11,7 @@ from accelerate import Accelerator
 
 from hf_xai.errors import ArtifactMismatchError, ConfigError, DataError, TokenizerError, UnsupportedModelError
 from hf_xai.transformers.editing.answering import AnsweringModel, Loop
-from hf_xai.transformers.editing.evaluation import evaluate
+from hf_xai.transformers.editing.evaluation import evaluate_edits
 from hf_xai.transformers.editing.evaluation_report import EvaluationReport
 from hf_xai.transformers.editing.few_shot import FewShotPrompts
 from hf_xai.transformers.editing.records import EditRecord, SingleHop
@@ -33,7 +33,7 @@ def values(report: EvaluationReport) -> dict[str, float]:
 
 
 def test_counterfact_metrics_before_and_after(world: BigramWorld) -> None:
-    report = evaluate(world.model, world.tokenizer, [RECORD], edit=world.edited(AFTER))
+    report = evaluate_edits(world.model, world.tokenizer, [RECORD], edit=world.edited(AFTER))
     assert report.before is not None
     assert values(report.before) == {
         "efficacy": 0.0,
@@ -62,7 +62,7 @@ def test_counterfact_metrics_before_and_after(world: BigramWorld) -> None:
 
 def test_probabilities_are_means_over_the_tokens_of_the_whole_answer(world: BigramWorld) -> None:
     request = EditRequest("The capital of {}", subject="India", target="New York", target_old="New Delhi")
-    (item,) = evaluate(world.model, world.tokenizer, [request], metrics=["efficacy"]).items
+    (item,) = evaluate_edits(world.model, world.tokenizer, [request], metrics=["efficacy"]).items
     first = world.log_prob("India", "New")
     assert item.log_prob == pytest.approx((first + world.log_prob("New", "York")) / 2, rel=1e-5)
     assert item.rival_log_prob == pytest.approx((first + world.log_prob("New", "Delhi")) / 2, rel=1e-5)
@@ -71,7 +71,7 @@ def test_probabilities_are_means_over_the_tokens_of_the_whole_answer(world: Bigr
 
 def test_an_answer_that_shares_tokens_with_the_target_gets_no_credit(world: BigramWorld) -> None:
     request = EditRequest("The capital of {}", subject="India", target="New York", target_old="New Delhi")
-    report = evaluate(world.model, world.tokenizer, [request], metrics=["efficacy"])
+    report = evaluate_edits(world.model, world.tokenizer, [request], metrics=["efficacy"])
     assert values(report) == {"efficacy": 0.0, "efficacy_exact": 0.0}
     assert report.items[0].answer == "New Delhi"
 
@@ -138,10 +138,10 @@ def random_records() -> list[EditRecord]:
 @pytest.mark.parametrize(("side", "batch_size"), [("left", 16), ("right", 16), ("left", 1), ("right", 3)])
 def test_neither_padding_side_nor_batch_size_changes_anything(name: str, side: str, batch_size: int) -> None:
     model, tokenizer = tiny_causal_lm(name), tiny_chat_tokenizer()
-    expected = evaluate(model, tokenizer, random_records(), few_shot=PLAIN)
+    expected = evaluate_edits(model, tokenizer, random_records(), few_shot=PLAIN)
     tokenizer.padding_side = side
     model.train()  # dropout must be off meanwhile
-    found = evaluate(model, tokenizer, random_records(), few_shot=PLAIN, batch_size=batch_size)
+    found = evaluate_edits(model, tokenizer, random_records(), few_shot=PLAIN, batch_size=batch_size)
     assert model.training
     assert tokenizer.padding_side == side
     for one, two in zip(found.items, expected.items, strict=True):
@@ -151,7 +151,7 @@ def test_neither_padding_side_nor_batch_size_changes_anything(name: str, side: s
 
 def test_mquake_metrics_count_any_question_all_hops_and_every_edit(world: BigramWorld) -> None:
     with world.edited(AFTER):
-        report = evaluate(world.model, world.tokenizer, [CHAIN, OTHER_CHAIN], few_shot=PLAIN)
+        report = evaluate_edits(world.model, world.tokenizer, [CHAIN, OTHER_CHAIN], few_shot=PLAIN)
     found = values(report)
     assert found["multi_hop_accuracy"] == 0.5  # the first by its second question and second answer
     assert found["multi_hop_old_answer"] == 1.0  # of the only record that has old answers
@@ -170,7 +170,7 @@ def test_mquake_metrics_count_any_question_all_hops_and_every_edit(world: Bigram
 def test_one_wrong_hop_makes_an_instance_wrong(world: BigramWorld) -> None:
     hops = (SingleHop("Peru", ("Oslo",)), SingleHop("Norway", ("Lima",)))
     record = EditRecord((REQUEST,), single_hops=hops)
-    found = values(evaluate(world.model, world.tokenizer, [record], few_shot=PLAIN))
+    found = values(evaluate_edits(world.model, world.tokenizer, [record], few_shot=PLAIN))
     assert (found["instance_wise_accuracy"], found["unedited_hops"]) == (0.0, 0.5)
 
 
@@ -178,7 +178,7 @@ def test_multi_hop_of_bare_requests_is_what_the_editor_was_given(world: BigramWo
     request = EditRequest(
         "The capital of {}", "France", "Paris", ("The Louvre", "In Norway"), (("The river of {}", "Rome"),)
     )
-    report = evaluate(world.model, world.tokenizer, [request], metrics=["multi_hop"])
+    report = evaluate_edits(world.model, world.tokenizer, [request], metrics=["multi_hop"])
     assert values(report) == {"multi_hop_prompts_given": 0.5, "forward_prompts_given": 0.0}
 
 
@@ -186,7 +186,7 @@ def test_examples_stand_in_front_of_questions_and_never_of_edits(world: BigramWo
     few_shot = FewShotPrompts(multi_hop=(("One?", "Oslo"),), single_hop="Q: Two? A: Lima\n", by_relation={"P1": ()})
     hops = (SingleHop("Where?", ("Lima",), relation="P2"), SingleHop("Why?", ("Lima",), "Peru", relation="P1"))
     record = EditRecord((REQUEST,), questions=("What?",), new_answers=("Rome",), single_hops=hops)
-    report = evaluate(world.model, world.tokenizer, [record], few_shot=few_shot)
+    report = evaluate_edits(world.model, world.tokenizer, [record], few_shot=few_shot)
     prompts = {item.kind: item.prompt for item in report.items}
     assert prompts["edit"] == "The capital of France"
     assert prompts["question"] == "Q: One? A: Oslo\nQ: What? A:"
@@ -207,7 +207,7 @@ def test_the_librarys_examples_are_sixteen_and_eight() -> None:
 def test_a_reasoned_answer_is_read_behind_its_mark() -> None:
     world = BigramWorld({"Why": {"Oslo": 9.0}, "Oslo": {"A": 9.0}, "A": {"Rome": 9.0}, "Rome": {"</s>": 9.0}})
     record = EditRecord((EditRequest("In {}", "Why", "Rome"),), questions=("Why",), new_answers=("Rome",))
-    report = evaluate(
+    report = evaluate_edits(
         world.model,
         world.tokenizer,
         [record],
@@ -220,21 +220,21 @@ def test_a_reasoned_answer_is_read_behind_its_mark() -> None:
 def test_metrics_without_data_are_refused_with_what_they_need(world: BigramWorld) -> None:
     bare = EditRequest("The capital of {}", "France", "Rome")
     with pytest.raises(DataError, match="metric 'paraphrase': it is made of prompts of the kind paraphrase"):
-        evaluate(world.model, world.tokenizer, [bare], metrics=["efficacy", "paraphrase"])
+        evaluate_edits(world.model, world.tokenizer, [bare], metrics=["efficacy", "paraphrase"])
     with pytest.raises(DataError, match="'specificity_unchanged'.* needs edit or before"):
-        evaluate(world.model, world.tokenizer, [RECORD], metrics=["specificity_unchanged"])
+        evaluate_edits(world.model, world.tokenizer, [RECORD], metrics=["specificity_unchanged"])
     with pytest.raises(DataError, match="'score'"):
-        evaluate(world.model, world.tokenizer, [bare], metrics=["score"])
+        evaluate_edits(world.model, world.tokenizer, [bare], metrics=["score"])
     with pytest.raises(ConfigError, match="There is no metric 'eficacy'; there are efficacy"):
-        evaluate(world.model, world.tokenizer, [RECORD], metrics=["eficacy"])
+        evaluate_edits(world.model, world.tokenizer, [RECORD], metrics=["eficacy"])
     with pytest.raises(ConfigError, match="metrics must be a list"):
-        evaluate(world.model, world.tokenizer, [RECORD], metrics="efficacy")
-    found = evaluate(world.model, world.tokenizer, [bare], metrics=["efficacy"])
+        evaluate_edits(world.model, world.tokenizer, [RECORD], metrics="efficacy")
+    found = evaluate_edits(world.model, world.tokenizer, [bare], metrics=["efficacy"])
     assert list(found.metrics) == ["efficacy_exact"]  # no old answer to compare with
 
 
 def test_only_what_was_asked_for_is_run(world: BigramWorld) -> None:
-    items = evaluate(world.model, world.tokenizer, [RECORD], metrics=["efficacy_exact"]).items
+    items = evaluate_edits(world.model, world.tokenizer, [RECORD], metrics=["efficacy_exact"]).items
     assert [(item.kind, item.log_prob) for item in items] == [("edit", None)]
 
 
@@ -244,38 +244,38 @@ def test_settings_that_can_not_work_are_refused_before_any_work(world: BigramWor
     with pytest.raises(
         ConfigError, match="max_new_tokens must be more than the 4 tokens of 'New York New York', got 4"
     ):
-        evaluate(world.model, world.tokenizer, [long], max_new_tokens=4)
+        evaluate_edits(world.model, world.tokenizer, [long], max_new_tokens=4)
     with pytest.raises(DataError, match="The model reads 64 tokens at most"):
-        evaluate(world.model, world.tokenizer, [REQUEST], max_new_tokens=62)
+        evaluate_edits(world.model, world.tokenizer, [REQUEST], max_new_tokens=62)
     with pytest.raises(ConfigError, match="batch_size must be an integer >= 1, got 0"):
-        evaluate(world.model, world.tokenizer, [REQUEST], batch_size=0)
+        evaluate_edits(world.model, world.tokenizer, [REQUEST], batch_size=0)
 
 
 def test_other_models_and_slow_tokenizers_are_refused(world: BigramWorld) -> None:
     with pytest.raises(UnsupportedModelError, match="causal language model, got Linear"):
-        evaluate(torch.nn.Linear(2, 2), world.tokenizer, [REQUEST])
+        evaluate_edits(torch.nn.Linear(2, 2), world.tokenizer, [REQUEST])
     with pytest.raises(UnsupportedModelError, match="causal language model"):
-        evaluate(world.model.model, world.tokenizer, [REQUEST])
+        evaluate_edits(world.model.model, world.tokenizer, [REQUEST])
 
     class Slow:
         is_fast = False
 
     with pytest.raises(TokenizerError, match="fast tokenizer"):
-        evaluate(world.model, Slow(), [REQUEST])  # type: ignore[arg-type]
+        evaluate_edits(world.model, Slow(), [REQUEST])  # type: ignore[arg-type]
 
 
 def test_a_report_of_before_is_compared_and_one_of_others_refused(world: BigramWorld) -> None:
-    before = evaluate(world.model, world.tokenizer, [RECORD])
+    before = evaluate_edits(world.model, world.tokenizer, [RECORD])
     with world.edited(AFTER):
-        after = evaluate(world.model, world.tokenizer, [RECORD], before=before)
+        after = evaluate_edits(world.model, world.tokenizer, [RECORD], before=before)
         assert after.changes["efficacy"].value == 1.0
         assert after.metrics["specificity_unchanged"].value == 0.5
         with pytest.raises(ArtifactMismatchError, match="before the edit"):
-            evaluate(world.model, world.tokenizer, [REQUEST], before=before)
+            evaluate_edits(world.model, world.tokenizer, [REQUEST], before=before)
         with pytest.raises(ArtifactMismatchError, match="max_new_tokens"):
-            evaluate(world.model, world.tokenizer, [RECORD], before=before, max_new_tokens=8)
+            evaluate_edits(world.model, world.tokenizer, [RECORD], before=before, max_new_tokens=8)
     with pytest.raises(ConfigError, match="either edit"):
-        evaluate(world.model, world.tokenizer, [RECORD], before=before, edit=world.edited(AFTER))
+        evaluate_edits(world.model, world.tokenizer, [RECORD], before=before, edit=world.edited(AFTER))
 
 
 def test_the_edit_is_undone_after_an_error(world: BigramWorld) -> None:
@@ -293,7 +293,7 @@ def test_the_edit_is_undone_after_an_error(world: BigramWorld) -> None:
             undone.append(True)
 
     with pytest.raises(TypeError):
-        evaluate(world.model, world.tokenizer, [RECORD], edit=broken())
+        evaluate_edits(world.model, world.tokenizer, [RECORD], edit=broken())
     assert undone == [True]
 
 
@@ -309,7 +309,7 @@ def forward_passes(world: BigramWorld, run: Any) -> int:
 
 def test_a_finished_evaluation_is_read_back_and_another_edit_refused(world: BigramWorld, tmp_path: Path) -> None:
     def run() -> EvaluationReport:
-        return evaluate(world.model, world.tokenizer, [RECORD], edit=world.edited(AFTER), resume_dir=tmp_path)
+        return evaluate_edits(world.model, world.tokenizer, [RECORD], edit=world.edited(AFTER), resume_dir=tmp_path)
 
     first = run()
     assert forward_passes(world, run) == 2  # the two probes, which tell that it is the same model
@@ -317,7 +317,7 @@ def test_a_finished_evaluation_is_read_back_and_another_edit_refused(world: Bigr
     # Rome is as good as certain in both: neither its probability nor the sign of a weight tells them apart.
     other = {**AFTER, "Norway": {"Oslo": 5.0, "Rome": 9.0000010}}
     with pytest.raises(ArtifactMismatchError, match="fingerprint"):
-        evaluate(world.model, world.tokenizer, [RECORD], edit=world.edited(other), resume_dir=tmp_path)
+        evaluate_edits(world.model, world.tokenizer, [RECORD], edit=world.edited(other), resume_dir=tmp_path)
 
 
 def test_figures_of_another_edit_by_hooks_are_not_taken_over(world: BigramWorld, tmp_path: Path) -> None:
@@ -329,13 +329,13 @@ def test_figures_of_another_edit_by_hooks_are_not_taken_over(world: BigramWorld,
         finally:
             hook.remove()
 
-    evaluate(world.model, world.tokenizer, [RECORD], edit=hooked(2.0), resume_dir=tmp_path)
-    evaluate(world.model, world.tokenizer, [RECORD], edit=hooked(2.0), resume_dir=tmp_path)
+    evaluate_edits(world.model, world.tokenizer, [RECORD], edit=hooked(2.0), resume_dir=tmp_path)
+    evaluate_edits(world.model, world.tokenizer, [RECORD], edit=hooked(2.0), resume_dir=tmp_path)
     with pytest.raises(ArtifactMismatchError, match="give another resume_dir"):
-        evaluate(world.model, world.tokenizer, [RECORD], edit=hooked(2.5), resume_dir=tmp_path)
+        evaluate_edits(world.model, world.tokenizer, [RECORD], edit=hooked(2.5), resume_dir=tmp_path)
 
 
 def test_an_accelerator_gives_the_same_report(world: BigramWorld) -> None:
-    expected = evaluate(world.model, world.tokenizer, [RECORD])
-    found = evaluate(world.model, world.tokenizer, [RECORD], accelerator=Accelerator(cpu=True))
+    expected = evaluate_edits(world.model, world.tokenizer, [RECORD])
+    found = evaluate_edits(world.model, world.tokenizer, [RECORD], accelerator=Accelerator(cpu=True))
     assert found == expected

@@ -11,7 +11,7 @@ from hf_xai.transformers.editing.config import (
 )
 from hf_xai.transformers.editing.data_formats import load_counterfact, load_mquake
 from hf_xai.transformers.editing.editor import KnowledgeEditor
-from hf_xai.transformers.editing.evaluation import evaluate
+from hf_xai.transformers.editing.evaluation import evaluate_edits
 from hf_xai.transformers.editing.evaluation_report import EvaluationReport
 from hf_xai.transformers.editing.few_shot import FewShotPrompts
 from hf_xai.transformers.editing.key_statistics import KeyStatistics
@@ -41,7 +41,7 @@ __all__ = [
     "PmetConfig",
     "RomeConfig",
     "edit_sequence",
-    "evaluate",
+    "evaluate_edits",
     "load_counterfact",
     "load_mquake",
     "locate",

@@ -104,6 +104,9 @@ def exact_scores(read_out: FrozenReadOut, bases: Tensor, base_log_probs: Tensor,
 
     $$I(v_k) = \log p(w \mid b + m_k v_k) - \log p(w \mid b)$$
 
+    Differences of float32 log-probabilities: good to about 1e-6 nats each, so that sums over a wide layer are good to
+    about 1e-2.
+
     Args:
         read_out: Log-probabilities of the answers.
         bases: $b$, the residual stream before the feed-forward part is added, ``(prompts, hidden_size)``.
@@ -136,7 +139,7 @@ def rescored(
         bases: ``(prompts, layers, hidden_size)``.
         base_log_probs: ``(prompts, layers)``.
         layers: The neurons of each layer.
-        first_order: $m_k v_k \cdot \nabla \\log p(w | b)$ of all neurons, layer after layer, ``(prompts, neurons)``.
+        first_order: $m_k v_k \cdot \nabla \log p(w | b)$ of all neurons, layer after layer, ``(prompts, neurons)``.
         candidates: Number of neurons of each prompt that are scored exactly.
 
     Returns:

@@ -179,17 +179,17 @@ class KnowledgeEditor:
     def evaluate(
         self, records: "Sequence[Evaluable]", *, edit: EditResult | None = None, **settings: Any
     ) -> "EvaluationReport":
-        """Measures the model on records of CounterFact, MQuAKE or one's own; see the function `evaluate`.
+        """Measures the model on records of CounterFact, MQuAKE or one's own; see `evaluate_edits`.
 
         Args:
             records: Records, or requests alone.
             edit: An edit to measure the model without and with; None for the model as it is.
-            settings: As of the function `evaluate`: ``metrics``, ``few_shot``, ``batch_size``, ``accelerator`` ...
+            settings: As of `evaluate_edits`: ``metrics``, ``few_shot``, ``batch_size``, ``accelerator`` ...
         """
-        from hf_xai.transformers.editing.evaluation import evaluate
+        from hf_xai.transformers.editing.evaluation import evaluate_edits
 
         context = None if edit is None else edit.applied(self.model)
-        return evaluate(self.model, self.tokenizer, records, edit=context, **settings)
+        return evaluate_edits(self.model, self.tokenizer, records, edit=context, **settings)
 
     def edit_sequence(
         self,

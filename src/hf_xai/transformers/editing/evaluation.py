@@ -39,7 +39,7 @@ _NUM_PROBES = 32
 _PROBE_TOLERANCE = 0.02  # nats a token; other batches and kernels move bfloat16 less, an edit its own prompt far more
 
 
-def evaluate(
+def evaluate_edits(
     model: nn.Module,
     tokenizer: "PreTrainedTokenizerBase",
     records: Sequence[Evaluable],
@@ -56,7 +56,7 @@ def evaluate(
     """Measures what edits did to a model.
 
     ```python
-    report = evaluate(model, tokenizer, load_counterfact("counterfact.json"), edit=result.applied())
+    report = evaluate_edits(model, tokenizer, load_counterfact("counterfact.json"), edit=result.applied())
     report.metrics["efficacy"].value, report.changes["specificity"].low
     ```
 
