@@ -122,16 +122,16 @@ def editors(settings: Mapping[str, Any], query: Sequence[int], value: Sequence[i
     """The editors by name; those that end in ``_same`` are given ACE's prompts."""
     common = {"context_templates": settings["context_templates"], "early_stop_loss": settings["early_stop_loss"]}
     free = {"nullspace_threshold": None, "nullspace_energy": settings["nullspace_energy"], "l2": settings["l2"]}
-    weight = {"mom2_update_weight": settings["mom2_update_weight"]}
-    ace = AceConfig(**common, **weight, **settings["ace"], query_layers=tuple(query), value_layers=tuple(value))
+    ace = AceConfig(**common, **settings["ace"], query_layers=tuple(query), value_layers=tuple(value))
     rivals: dict[str, EditorConfig] = {
-        "memit": MemitConfig(**common, **weight, **settings["memit"]),
-        "pmet": PmetConfig(**common, **weight, **settings["pmet"]),
+        "memit": MemitConfig(**common, **settings["memit"]),
+        "pmet": PmetConfig(**common, **settings["pmet"]),
         "alphaedit": AlphaEditConfig(**common, **free, **settings["alphaedit"]),
     }
     layers = sorted({*query, *value})
     found: dict[str, EditorConfig] = {
         "ace": ace,
+        "ace_early_query": replace(ace, query_layers=tuple(settings["early_query_layers"])),
         "ace_pmet": replace(ace, **settings["ace_pmet"]),
         "rome": RomeConfig(**common, **settings["rome"]),
         "emmet": EmmetConfig(**common, **settings["emmet"]),
@@ -232,7 +232,8 @@ def run(bench: Benchmark, data_dir: Path | None = None) -> None:
 
 def located(settings: Mapping[str, Any], model: Any, tokenizer: Any, facts: Sequence[KnownFact]) -> dict[str, Any]:
     requests = [request_of(fact, settings["told"]) for fact in facts]
-    prompts = [(text, one.target_old) for one in requests for text in (one.text, *one.multi_hop_prompts)]
+    prompts = [(text, one.target_old) for one in requests for text in (one.text, *one.multi_hop_prompts[:1])]
+    prompts = prompts[: settings["locate_prompts"]]
     report = locate(model, tokenizer, [text for text, _ in prompts], [str(answer) for _, answer in prompts])
     return {
         "query_layers": list(report.query_layers),

@@ -89,11 +89,11 @@ class TwoHopSettings:
             )
 
 
-# The steps were chosen on the development seeds 100 and 101, for 0.95 of the held-out texts or more. GPT-2's don't
-# reach it: 0.83 on seed 100, where all trained texts are answered.
+# The steps were chosen on the development seeds 100 and 101, for 0.95 of the held-out texts or more. GPT-2 needs more
+# steps and more decay: 0.83 after 1,500 steps at 0.1, 0.997 after 2,500 of 3,000 at 0.5 (seed 100).
 SETTINGS: dict[Architecture, TwoHopSettings] = {
     "llama": TwoHopSettings(),
-    "gpt2": TwoHopSettings(steps=1500),
+    "gpt2": TwoHopSettings(steps=3000, weight_decay=0.5),
     "gemma2": TwoHopSettings(),
 }
 TINY = TwoHopSettings(num_entities=20, num_relations=8, num_layers=3, hidden_size=64, intermediate_size=256, steps=600)

@@ -95,7 +95,8 @@ def show_planned(result: "EditResult", as_json: bool) -> None:
         for stage in result.report["stages"]
     ]
     heads = ("Stage", "Layers", "Prompts", "Loss", "Mean p", "Least p", "Steps", "Residual", "Seconds")
-    print_table(edit_table(f"{result.report['editor']}, {len(result.requests)} requests", heads, stages))
+    asked = f"{len(result.requests)} request{'' if len(result.requests) == 1 else 's'}"
+    print_table(edit_table(f"{result.report['editor']}, {asked}", heads, stages))
     changes = [
         (name, str(delta.rank), "unknown" if (norm := norms[name]) is None else f"{norm:.3g}")
         for name, delta in result.deltas.items()

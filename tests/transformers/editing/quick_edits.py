@@ -1,6 +1,7 @@
 """Edits of tiny models that take a fraction of a second: settings, requests and statistics."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -58,7 +59,7 @@ def configs(**changes: Any) -> dict[str, EditorConfig]:
 
 def statistics_of(model: nn.Module, layers: Sequence[int] = (1, 2), **settings: Any) -> KeyStatistics:
     """Of enough tokens that nothing has to be damped."""
-    return KeyStatistics.from_dataset(model, TOKENIZER, texts(60), layers, **settings)
+    return KeyStatistics.from_dataset(model, TOKENIZER, texts(80), layers, **settings)
 
 
 @cache
@@ -81,6 +82,16 @@ def greedy_token(model: nn.Module, text: str) -> str:
     bare = unwrap_model(model)
     ids = TOKENIZER(text, return_tensors="pt")["input_ids"]
     return TOKENIZER.decode(bare(input_ids=ids).logits[0, -1].argmax()).strip()
+
+
+def known_request(model: nn.Module) -> EditRequest:
+    """A request whose answer the model gives already: a word with the space in front of it."""
+    for subject in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz":
+        request = EditRequest("The pets of {} are", subject=subject, target="x")
+        said = greedy_token(model, request.text)
+        if f"▁{said}" in TOKENIZER.get_vocab() and len(said) > 1 and said != "passage":
+            return replace(request, target=said)
+    raise AssertionError("The model says no word.")
 
 
 def dense(result: EditResult) -> dict[str, Tensor]:

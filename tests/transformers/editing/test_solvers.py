@@ -1,6 +1,6 @@
 """The closed forms against their formulas in numpy, brute force, and what they are known to be in the limit."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -38,10 +38,9 @@ def keys_and_residuals(n: int, seed: int = 5) -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture
-def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def double(monkeypatch: pytest.MonkeyPatch) -> None:
     """Factors as the solvers find them, before they are rounded to float32."""
     monkeypatch.setattr(solvers, "_delta", lambda b, columns: LowRankDelta(b, columns.T))
-    yield
 
 
 def product(delta: LowRankDelta) -> Tensor:
@@ -142,7 +141,9 @@ def test_memit_goes_to_emmet_as_its_weight_goes_to_zero_and_emmet_of_one_is_rome
     assert_near(exact @ k, r, 1e-10)
     one = slice(0, 1)
     assert_near(
-        product(emmet_update(k[:, one], r[:, one], moment())), product(rome_update(k[:, one], r[:, one], moment())), 1e-12
+        product(emmet_update(k[:, one], r[:, one], moment())),
+        product(rome_update(k[:, one], r[:, one], moment())),
+        1e-12,
     )
 
 

@@ -1,13 +1,13 @@
 """Which prompts a stage edits: one column of keys for each, and which of them share one optimised change."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from hf_xai.errors import DataError
 from hf_xai.transformers.editing.config import EditorConfig
 from hf_xai.transformers.editing.requests import EditRequest, fill
-from hf_xai.transformers.editing.tokens import EncodedPrompt, PromptEncoder
+from hf_xai.transformers.editing.tokens import EncodedPrompt, FactToken, PromptEncoder
 
 PromptKind = Literal["own", "multi_hop", "forward"]
 
@@ -60,36 +60,35 @@ class ColumnEncoder:
     def __init__(self, encoder: PromptEncoder, config: EditorConfig, templates: Sequence[str]) -> None:
         self.encoder, self.config, self.templates = encoder, config, ("{}", *templates)
 
-    def columns(self, number: int, request: EditRequest, kinds: Sequence[PromptKind]) -> list[Column]:
+    def columns(
+        self, number: int, request: EditRequest, kinds: Sequence[PromptKind], fact_token: FactToken
+    ) -> list[Column]:
         """The columns of one request, of the asked kinds, in the order own, multi-hop, forward."""
-        found = []
+        prompts: list[tuple[PromptKind, str, str | None, str]] = []
         if "own" in kinds:
-            found.append(self._column("own", number, request.prompt, request.subject, request.target))
+            prompts.append(("own", request.prompt, request.subject, request.target))
         if "multi_hop" in kinds:
-            for prompt in request.multi_hop_prompts:
-                found.append(self._column("multi_hop", number, prompt, None, request.target))
+            prompts += [("multi_hop", prompt, None, request.target) for prompt in request.multi_hop_prompts]
         if "forward" in kinds:
-            for prompt, answer in request.forward_prompts:
-                found.append(self._column("forward", number, prompt, request.subject, answer))
-        return found
+            prompts += [("forward", prompt, request.subject, answer) for prompt, answer in request.forward_prompts]
+        return [self._column(number, fact_token, *prompt) for prompt in prompts]
 
-    def _column(self, kind: PromptKind, number: int, prompt: str, subject: str | None, answer: str) -> Column:
+    def _column(
+        self, number: int, fact_token: FactToken, kind: PromptKind, prompt: str, subject: str | None, answer: str
+    ) -> Column:
         encoded = tuple(
-            self.encoder.encode(
-                prompt, subject=subject, target=answer, fact_token=self.config.fact_token, template=template
-            )
+            self.encoder.encode(prompt, subject=subject, target=answer, fact_token=fact_token, template=template)
             for template in self.templates
         )
         essence = None
         if subject is not None and self.config.essence_prompt is not None and self.config.kl_factor > 0:
-            essence = self.encoder.encode(self.config.essence_prompt, subject=subject)
+            essence = self.encoder.encode(self.config.essence_prompt, subject=subject, fact_token=fact_token)
         text = prompt if subject is None else fill(prompt, subject)
         return Column(kind, number, encoded, essence, text, answer.strip())
 
 
-def check_lengths(columns: Sequence[Column], limit: int | None) -> None:
-    """Refuses prompts that the model has no positions for."""
-    for column in columns:
-        longest = max(len(prompt.input_ids) for prompt in column.prompts)
-        if limit is not None and longest > limit:
-            raise DataError(f"The prompt {column.text!r} has {longest} tokens; the model takes {limit}.")
+def check_lengths(prompts: Iterable[tuple[str, EncodedPrompt]], limit: int | None) -> None:
+    """Refuses prompts, each given with its text, that the model has no positions for."""
+    for text, prompt in prompts:
+        if limit is not None and len(prompt.input_ids) > limit:
+            raise DataError(f"The prompt {text!r} has {len(prompt.input_ids)} tokens; the model takes {limit}.")

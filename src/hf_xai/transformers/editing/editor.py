@@ -155,10 +155,10 @@ class KnowledgeEditor:
             model_fingerprint=self._fingerprint() if resume_dir is not None else "",
         )
         encoder = ColumnEncoder(self.encoder, config, templates)
-        limit = getattr(self.architecture.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
         planned = [(stage, stage.columns(wanted, encoder)) for stage in stages]
         for _, columns in planned:
-            check_lengths(columns, limit)
+            texts = [(column.text, prompt) for column in columns for prompt in column.prompts]
+            check_lengths(texts, self._max_length)
         with evaluation_mode(self.architecture.model):
             for stage, columns in planned:
                 if columns:
@@ -206,11 +206,12 @@ class KnowledgeEditor:
         """The requests with a prompt whose new answer the model does not give yet."""
         every = self.config.extra_prompts or isinstance(self.config, AceConfig)
         pairs = [prompts_and_answers(request)[: None if every else 1] for request in requests]
-        texts = [self.encoder.encode(text, target=answer) for pair in pairs for text, answer in pair]
+        encoded = [(text, self.encoder.encode(text, target=answer)) for pair in pairs for text, answer in pair]
+        check_lengths(encoded, self._max_length)
         with ExitStack() as context:
             context.enter_context(evaluation_mode(self.architecture.model))
             context.enter_context(edited_outputs(self.architecture.model, _unapplied(after)))
-            known = answers_on_top(self.architecture, self.encoder, texts)
+            known = answers_on_top(self.architecture, self.encoder, [prompt for _, prompt in encoded])
         wanted = []
         for request, pair in zip(requests, pairs, strict=True):
             mine, known = known[: len(pair)], known[len(pair) :]
@@ -275,6 +276,11 @@ class KnowledgeEditor:
     def _no_change(self, name: str) -> LowRankDelta:
         module: Any = self.architecture.model.get_submodule(name)
         return LowRankDelta(torch.zeros(self.architecture.hidden_size, 1), torch.zeros(1, _in_features(module)))
+
+    @property
+    def _max_length(self) -> int | None:
+        config: Any = self.architecture.model.config.get_text_config(decoder=True)
+        return getattr(config, "max_position_embeddings", None)
 
     def _fingerprint(self) -> str:
         try:

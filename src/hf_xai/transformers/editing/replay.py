@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hf_xai.transformers.editing.architecture import DecoderArchitecture
 from hf_xai.transformers.editing.tokens import PromptBatch
+from hf_xai.transformers.editing.weight_access import execution_device
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,7 @@ def add_at_positions(tensor: Tensor, positions: Tensor, change: Tensor) -> Tenso
 
 def input_device(architecture: DecoderArchitecture) -> torch.device:
     """Where token ids belong: with the embeddings; offloaded ones fetch them."""
-    embeddings = architecture.model.get_input_embeddings()
-    hook = getattr(embeddings, "_hf_hook", None)
-    device = getattr(hook, "execution_device", None)
-    if device is not None:
-        return torch.device(device)
-    weight = next(embeddings.parameters())
-    return torch.device("cpu") if weight.is_meta else weight.device
+    return execution_device(architecture.model.get_input_embeddings())
 
 
 def _hidden_argument(call: tuple[Sequence[Any], Mapping[str, Any]]) -> Tensor:

@@ -10,6 +10,7 @@ from hf_xai.transformers.editing.architecture import DecoderArchitecture, Editab
 from hf_xai.transformers.editing.columns import Column, ColumnEncoder, Group, PromptKind
 from hf_xai.transformers.editing.config import AceConfig, EditorConfig, Spread
 from hf_xai.transformers.editing.requests import EditRequest
+from hf_xai.transformers.editing.tokens import FactToken
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Stage:
         site: Where the targets' changes are added.
         optimizes_attention: Whether a second change, of the attention's output, is optimised beside it [PMET].
         edits_attention: Whether that one is written, too [ACE's code].
+        fact_token: The edited position of prompts with a subject; of the others it is the last token.
     """
 
     name: Literal["edit", "value", "query"]
@@ -35,13 +37,15 @@ class Stage:
     only_multi_hop: bool = False
     optimizes_attention: bool = False
     edits_attention: bool = False
+    fact_token: FactToken = "subject_last"
 
     def columns(self, requests: Sequence[EditRequest], encoder: ColumnEncoder) -> list[Column]:
         """The columns of all requests, in order."""
         found: list[Column] = []
         for number, request in enumerate(requests):
             alone = self.only_multi_hop and request.multi_hop_prompts
-            found += encoder.columns(number, request, ("multi_hop",) if alone else self.kinds)
+            kinds: tuple[PromptKind, ...] = ("multi_hop",) if alone else self.kinds
+            found += encoder.columns(number, request, kinds, self.fact_token)
         return found
 
     def site_names(self, layer: EditableLayer) -> tuple[str, ...]:
@@ -91,6 +95,7 @@ def plan_stages(
             kinds=("own", "multi_hop", "forward") if config.extra_prompts else ("own",),
             site=site,
             optimizes_attention=config.optimizes_attention and site == "ffn_out",
+            fact_token=config.fact_token,
         )
     ]
 
@@ -119,6 +124,7 @@ def _ace_stages(config: AceConfig, layers: AceLayers, site: Literal["ffn_out", "
             only_multi_hop=name != "query" and config.value_prompts == "multi_hop",
             optimizes_attention=attention or config.edit_attention,
             edits_attention=config.edit_attention,
+            fact_token="last" if name == "value" else config.fact_token,
         )
 
     if config.shared_target:

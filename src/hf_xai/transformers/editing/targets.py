@@ -188,7 +188,9 @@ class _Optimization:
             raise DataError(f"The loss of an edit's target is not finite in layer {self.problem.layer}.")
         done = loss < self.config.early_stop_loss
         if self.problem.pmet_rule:
-            done |= on_top & (divergence <= _PMET_DIVERGENCE)
+            # Without an essence prompt there is no divergence to wait for, and the loss alone decides (ours).
+            held = torch.zeros_like(done).index_fill(0, batch.essence_rows.to(done.device), True)
+            done |= held & on_top & (divergence <= _PMET_DIVERGENCE)
         self._record(members, loss.detach(), nll.detach(), done)
         return loss
 
