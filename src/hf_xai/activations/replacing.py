@@ -17,8 +17,8 @@ def replace_outputs(
 
     Args:
         model: Any module.
-        replacements: For the name of a submodule, as in ``model.named_modules()``, a function of its first positional
-            input and its output that gives the output to return. Where a submodule returns a tuple, that is its first
+        replacements: For the name of a submodule, as in ``model.named_modules()``, a function of its first input
+            and its output that gives the output to return. Where a submodule returns a tuple, that is its first
             entry; the others stay. The function must not change its arguments in place. Functions of nested blocks
             follow one another, the outer one first.
 
@@ -28,14 +28,15 @@ def replace_outputs(
     modules = named_modules(model, tuple(replacements))
 
     def replacer(replace: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            first: Any = args[0] if args else next(iter(kwargs.values()), None)
             if isinstance(output, tuple):
-                return (replace(args[0], output[0]), *output[1:])
-            return replace(args[0], output)
+                return (replace(first, output[0]), *output[1:])
+            return replace(first, output)
 
         return hook
 
     with ExitStack() as hooks:
         for name, replace in replacements.items():
-            hooks.callback(modules[name].register_forward_hook(replacer(replace)).remove)
+            hooks.callback(modules[name].register_forward_hook(replacer(replace), with_kwargs=True).remove)
         yield

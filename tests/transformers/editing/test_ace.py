@@ -164,7 +164,7 @@ def test_the_essence_prompt_is_held_at_the_edited_position() -> None:
     """Sheet 3.4: with fact_token="last" that is the last token of "{} is a", as in the released code."""
     for fact_token, text in (("subject_last", "Ka"), ("last", "Ka is a")):
         config = replace(configs(**FEW)["memit"], fact_token=fact_token)
-        (column,) = ColumnEncoder(PromptEncoder(TOKENIZER), config, ()).columns(0, KA, ("own",))
+        (column,) = ColumnEncoder(PromptEncoder(TOKENIZER), config, ()).columns(0, KA, ("own",), fact_token)
         assert column.essence is not None
         assert column.essence.position == len(TOKENIZER(text)["input_ids"]) - 1
 

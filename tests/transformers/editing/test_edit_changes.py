@@ -62,7 +62,9 @@ def test_rome_with_templates_takes_the_mean_key_everywhere_or_in_its_direction_a
     config = RomeConfig(layers=(2,), uniform_keys=uniform, **(FEW | {"context_templates": ("It. {}", "So it. {}")}))
     model = tiny_causal_lm("llama")
     result = editor_of(config, model=model).edit([KA])
-    columns = ColumnEncoder(PromptEncoder(TOKENIZER), config, config.context_templates).columns(0, KA, ("own",))
+    columns = ColumnEncoder(PromptEncoder(TOKENIZER), config, config.context_templates).columns(
+        0, KA, ("own",), "subject_last"
+    )
     name = DOWN.format(2)
     keys, _ = measure(decoder_architecture(model), PromptEncoder(TOKENIZER), columns, inputs=[name])
     rows = keys[name].rows[0].double()
@@ -79,7 +81,9 @@ def test_the_plain_prompt_weighs_half_of_the_keys_in_all_editors_after_rome() ->
     config = MemitConfig(layers=(2,), mom2_update_weight=1.0, **(FEW | {"context_templates": ("It. {}", "So it. {}")}))
     model, name = tiny_causal_lm("llama"), DOWN.format(2)
     result = editor_of(config, model=model).edit([KA])
-    columns = ColumnEncoder(PromptEncoder(TOKENIZER), config, config.context_templates).columns(0, KA, ("own",))
+    columns = ColumnEncoder(PromptEncoder(TOKENIZER), config, config.context_templates).columns(
+        0, KA, ("own",), "subject_last"
+    )
     rows = measure(decoder_architecture(model), PromptEncoder(TOKENIZER), columns, inputs=[name])[0][name].rows[0]
     key = rows[0].double() / 2 + rows[1:].double().mean(0) / 2
     u = known_statistics("llama")[name].solve(key)

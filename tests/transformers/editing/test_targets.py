@@ -46,7 +46,9 @@ def problem(
 
 def group_of(*requests: EditRequest, config: EditorConfig = CONFIG) -> Group:
     encoder = ColumnEncoder(PromptEncoder(TOKENIZER), config, config.context_templates or ())
-    return Group(tuple(column for request in requests for column in encoder.columns(0, request, ("own",))))
+    return Group(
+        tuple(column for request in requests for column in encoder.columns(0, request, ("own",), "subject_last"))
+    )
 
 
 def tokens(text: str) -> list[int]:

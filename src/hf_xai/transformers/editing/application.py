@@ -93,6 +93,12 @@ def apply_edit(
         raise
 
 
+def applied_edits(model: nn.Module) -> tuple[str, ...]:
+    """Fingerprints of the edits on a model, in the order of their application."""
+    bare = unwrap_model(model)
+    return tuple(attached_state(bare, ATTACHMENT).edits) if is_attached(bare, ATTACHMENT) else ()
+
+
 def edit_is_applied(model: nn.Module, key: str) -> bool:
     """Whether the edit is on this model."""
     bare = unwrap_model(model)

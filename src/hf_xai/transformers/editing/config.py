@@ -66,12 +66,11 @@ class EditorConfig(HubConfig, type="knowledge_editor", tags=["knowledge-editing"
         for name in ("v_lr", "clamp_norm_factor"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be > 0, got {getattr(self, name)!r}.")
-        for name in ("v_weight_decay", "kl_factor", "early_stop_loss", "seed"):
+        for name in ("v_weight_decay", "kl_factor", "early_stop_loss"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must be >= 0, got {getattr(self, name)!r}.")
-        for name in ("v_num_grad_steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be an integer >= 1, got {getattr(self, name)!r}.")
+        for name, least in (("v_num_grad_steps", 1), ("batch_size", 1), ("seed", 0)):
+            check_integer(name, getattr(self, name), least)
         check_choice("fact_token", self.fact_token, ("subject_last", "last"))
         check_choice("target_site", self.target_site, get_args(TargetSite))
         if self.essence_prompt is not None and self.essence_prompt.count("{}") != 1:
@@ -267,8 +266,8 @@ class AceConfig(EditorConfig, type="ace", paper_url=PAPER_URL, tags=["knowledge-
         if twice:
             raise ConfigError(f"A layer must be in one group only; {twice} are query and value layers.")
         for name in ("n_query", "n_value"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be an integer >= 1 or None, got {getattr(self, name)!r}.")
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1)
         check_choice("order", self.order, ("value_first", "query_first"))
         check_choice("value_prompts", self.value_prompts, ("all", "multi_hop"))
         check_choice("solver", self.solver, ("pmet", "memit", "alphaedit"))
@@ -286,6 +285,12 @@ EDITOR_CONFIGS: dict[str, type[EditorConfig]] = {
     "pmet": PmetConfig,
     "alphaedit": AlphaEditConfig,
 }
+
+
+def check_integer(name: str, value: Any, least: int) -> None:
+    """Refuses what is no integer, or too small."""
+    if type(value) is not int or value < least:
+        raise ConfigError(f"{name} must be an integer >= {least}, got {value!r}.")
 
 
 def check_choice(name: str, value: Any, accepted: tuple[str, ...]) -> None:

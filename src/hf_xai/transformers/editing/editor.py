@@ -15,6 +15,7 @@ from torch import nn
 from hf_xai.activations import evaluation_mode
 from hf_xai.errors import ConfigError, UnsupportedModelError
 from hf_xai.hub import weights_fingerprint
+from hf_xai.transformers.editing.application import applied_edits
 from hf_xai.transformers.editing.architecture import DecoderArchitecture, decoder_architecture
 from hf_xai.transformers.editing.base_model import BaseModel
 from hf_xai.transformers.editing.columns import ColumnEncoder, check_lengths
@@ -26,7 +27,7 @@ from hf_xai.transformers.editing.requests import EditRequest, check_requests, pr
 from hf_xai.transformers.editing.result import EditResult
 from hf_xai.transformers.editing.second_moment import SecondMoment
 from hf_xai.transformers.editing.stage_run import StageRun
-from hf_xai.transformers.editing.stages import AceLayers, Stage, plan_stages
+from hf_xai.transformers.editing.stages import AceLayers, Stage, check_range, plan_stages
 from hf_xai.transformers.editing.targets import answers_on_top
 from hf_xai.transformers.editing.tokens import PromptEncoder
 
@@ -84,7 +85,10 @@ class KnowledgeEditor:
             statistics.check_fits(self.architecture)
         elif needs_null_space(config):
             raise ConfigError("AlphaEdit needs statistics: KeyStatistics.from_dataset(model, tokenizer, texts).")
-        if not isinstance(config, AceConfig):
+        if isinstance(config, AceConfig):
+            for name in ("query_layers", "value_layers"):
+                check_range(self.architecture, getattr(config, name) or (0,), name)
+        else:
             plan_stages(config, self.architecture, None)  # refuses what does not suit the model
         self._located: dict[str, LocateReport] = {}
         self._templates: dict[tuple[int, int], tuple[str, ...]] = {}
@@ -101,7 +105,14 @@ class KnowledgeEditor:
         """
         from hf_xai.transformers.editing.locating import locate
 
-        key = _digest([list(prompts), None if targets is None else list(targets), sorted(map(str, settings.items()))])
+        key = _digest(
+            [
+                applied_edits(self.model),
+                list(prompts),
+                None if targets is None else list(targets),
+                sorted(map(str, settings.items())),
+            ]
+        )
         if key not in self._located:
             if isinstance(self.config, AceConfig):
                 settings = {"n_query": self.config.n_query, "n_value": self.config.n_value} | settings
@@ -133,7 +144,8 @@ class KnowledgeEditor:
             ConfigError: If the settings don't suit the model or the requests.
         """
         asked = check_requests(requests)
-        wanted = self._unfinished(asked, after)
+        earlier = self._not_on_the_model(after)
+        wanted = self._unfinished(asked, earlier)
         templates = self._context_templates()
         config = replace(self.config, context_templates=templates)
         notes = _notes(config, wanted, len(asked))
@@ -148,7 +160,7 @@ class KnowledgeEditor:
             readout=ReadOut(self.architecture),
             config=config,
             moments=self._moments(stages),
-            earlier=_unapplied(after),
+            earlier=earlier,
             past_keys={} if after is None else dict(after.past_keys),
             accelerator=accelerator,
             resume_dir=None if resume_dir is None else Path(resume_dir),
@@ -202,7 +214,7 @@ class KnowledgeEditor:
 
         return edit_sequence(self, batches, held_out_texts, **settings)
 
-    def _unfinished(self, requests: Sequence[EditRequest], after: EditResult | None) -> list[EditRequest]:
+    def _unfinished(self, requests: Sequence[EditRequest], earlier: Mapping[str, LowRankDelta]) -> list[EditRequest]:
         """The requests with a prompt whose new answer the model does not give yet."""
         every = self.config.extra_prompts or isinstance(self.config, AceConfig)
         pairs = [prompts_and_answers(request)[: None if every else 1] for request in requests]
@@ -210,7 +222,7 @@ class KnowledgeEditor:
         check_lengths(encoded, self._max_length)
         with ExitStack() as context:
             context.enter_context(evaluation_mode(self.architecture.model))
-            context.enter_context(edited_outputs(self.architecture.model, _unapplied(after)))
+            context.enter_context(edited_outputs(self.architecture.model, earlier))
             known = answers_on_top(self.architecture, self.encoder, [prompt for _, prompt in encoded])
         wanted = []
         for request, pair in zip(requests, pairs, strict=True):
@@ -231,7 +243,7 @@ class KnowledgeEditor:
         if key not in self._templates:
             self._templates[key] = write_context_templates(
                 self.architecture,
-                self.tokenizer,
+                self.encoder,
                 chosen,
                 seed=self.config.seed,
                 half_short=isinstance(self.config, RomeConfig),
@@ -273,6 +285,20 @@ class KnowledgeEditor:
                 "ROME edits one prompt at a time; edit one after another (after=), or take EMMET or MEMIT."
             )
 
+    def _not_on_the_model(self, after: EditResult | None) -> Mapping[str, LowRankDelta]:
+        """The changes of an earlier result that have to be put in place, as they are not on the model already."""
+        if after is None:
+            return {}
+        after.base.check_fits(self.model)
+        on_model = set(applied_edits(self.model))
+        if after.fingerprint in on_model or on_model.issuperset(after.parts):
+            return {}
+        if on_model & set(after.parts):
+            raise ConfigError(
+                "Some of the edits that after= is the sum of are applied and others not: apply all or none."
+            )
+        return after.deltas
+
     def _no_change(self, name: str) -> LowRankDelta:
         module: Any = self.architecture.model.get_submodule(name)
         return LowRankDelta(torch.zeros(self.architecture.hidden_size, 1), torch.zeros(1, _in_features(module)))
@@ -299,10 +325,6 @@ def _names(architecture: DecoderArchitecture, stages: Sequence[Stage]) -> list[s
             if stage.edits_attention:
                 found[layer.attention_out_name] = None
     return list(found)
-
-
-def _unapplied(after: EditResult | None) -> Mapping[str, LowRankDelta]:
-    return {} if after is None or after.is_applied else after.deltas
 
 
 def _extra(request: EditRequest, kinds: Collection[str]) -> bool:

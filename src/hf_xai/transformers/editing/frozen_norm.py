@@ -1,13 +1,12 @@
 """Norms with the scale of one forward pass: affine maps, so that what a residual stream is the sum of adds up."""
 
-import copy
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from hf_xai.errors import UnsupportedModelError
+from hf_xai.transformers.editing.readout import norm_in_float32
 
 _LARGE = 1e4  # of such entries the epsilon is a share of 1e-13 at most
 _TOLERANCE = 1e-3
@@ -66,7 +65,7 @@ def frozen_norm(norm: nn.Module, hidden: Tensor) -> FrozenNorm:
     Raises:
         UnsupportedModelError: If the frozen map does not give what the norm itself gives.
     """
-    evaluate, hidden = _in_float32(norm), hidden.detach().float()
+    evaluate, hidden = norm_in_float32(norm), hidden.detach().float()
     channels = hidden.shape[-1]
     bias = evaluate(hidden.new_zeros(1, channels))[0]
     constant = evaluate(hidden.new_full((1, channels), _LARGE))[0] - bias
@@ -89,24 +88,3 @@ def frozen_norm(norm: nn.Module, hidden: Tensor) -> FrozenNorm:
             f"don't give its output (relative error {float((error / found.norm(dim=-1)).max()):.1g})."
         )
     return frozen
-
-
-def _in_float32(norm: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The norm on float32 states with float32 weights, without its hooks and wherever its weights are kept."""
-    from accelerate.utils import align_module_device
-
-    twin = copy.copy(norm)
-    with align_module_device(norm):
-        twin._parameters = {name: _fixed(value) for name, value in norm._parameters.items()}
-    forward = type(norm).forward
-
-    def evaluate(states: Tensor) -> Tensor:
-        weight = next((value for value in twin._parameters.values() if value is not None), states)
-        with torch.no_grad():
-            return forward(twin, states.to(weight.device)).to(states)
-
-    return evaluate
-
-
-def _fixed(value: nn.Parameter | None) -> nn.Parameter | None:
-    return None if value is None else nn.Parameter(value.detach().float(), requires_grad=False)

@@ -43,8 +43,10 @@ class LowRankDelta:
 
     def norm(self) -> float:
         """Frobenius norm, without the matrix."""
-        gram = (self.b.double().T @ self.b.double()) * (self.a.double() @ self.a.double().T)
-        return float(gram.sum().clamp_min(0).sqrt())
+        # Of the triangular factors, not of Gram matrices: large columns that cancel would leave nothing but rounding.
+        _, r_b = torch.linalg.qr(self.b.double(), mode="r")
+        _, r_a = torch.linalg.qr(self.a.double().T, mode="r")
+        return float((r_b @ r_a.T).norm())
 
     def to(self, device: torch.device | str) -> "LowRankDelta":
         return LowRankDelta(self.b.to(device), self.a.to(device))

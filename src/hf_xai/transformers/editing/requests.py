@@ -1,7 +1,7 @@
 """What a user asks for: facts to change, with the prompts that shall follow from them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from hf_xai.errors import ConflictingEditsError, DataError, SubjectNotFoundError
@@ -21,7 +21,7 @@ class EditRequest:
         prompt: A text that the new answer continues, with ``{}`` where the subject stands; or with the subject itself,
             once.
         subject: What the fact is about.
-        target: The new answer; a space in front is added where it has none.
+        target: The new answer; white space around it is taken off, and a space put in front where prompts need one.
         multi_hop_prompts: Complete prompts with the same new answer, whose *second* hop is the fact: its subject is
             not named, the model has to work it out.
         forward_prompts: Prompts with ``{}`` whose *first* hop is the fact, each with its own new answer (ours, not in
@@ -50,7 +50,10 @@ class EditRequest:
             if not isinstance(value, str) or not value.strip():
                 raise DataError(f"{name} of an edit request must be a text, got {value!r}.")
         object.__setattr__(self, "prompt", with_placeholder(self.prompt, self.subject))
+        object.__setattr__(self, "target", self.target.strip())
         object.__setattr__(self, "multi_hop_prompts", _texts(self.multi_hop_prompts, "multi_hop_prompts"))
+        if not isinstance(self.forward_prompts, Sequence) or isinstance(self.forward_prompts, str):
+            raise DataError(f"forward_prompts must be a list of pairs, got {self.forward_prompts!r}.")
         forward = tuple(_forward(entry, self.subject) for entry in self.forward_prompts)
         object.__setattr__(self, "forward_prompts", forward)
 
@@ -147,7 +150,10 @@ def check_requests(requests: Iterable[EditRequest | Mapping[str, Any]]) -> list[
                     f"The prompt {text!r} is given two answers: {before[0]!r} by {before[1]!r} and "
                     f"{answer.strip()!r} by {request.name!r}."
                 )
-    return list(dict.fromkeys(read))
+    first: dict[EditRequest, EditRequest] = {}
+    for request in read:
+        first.setdefault(replace(request, id=None), request)
+    return list(first.values())
 
 
 def prompts_and_answers(request: EditRequest) -> list[tuple[str, str]]:
@@ -165,13 +171,15 @@ def _answer(value: Any) -> Any:
 
 
 def _texts(values: Sequence[str], name: str) -> tuple[str, ...]:
-    if isinstance(values, str) or any(not isinstance(value, str) or not value.strip() for value in values):
+    listed = isinstance(values, Sequence) and not isinstance(values, str)
+    if not listed or any(not isinstance(value, str) or not value.strip() for value in values):
         raise DataError(f"{name} must be a list of texts, got {values!r}.")
     return tuple(values)
 
 
 def _forward(entry: Any, subject: str) -> tuple[str, str]:
     pair: Any = (entry.get("prompt"), entry.get("target")) if isinstance(entry, Mapping) else entry
-    if isinstance(pair, str) or len(pair) != 2 or not all(isinstance(part, str) and part.strip() for part in pair):
+    is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
+    if not is_pair or not all(isinstance(part, str) and part.strip() for part in pair):
         raise DataError(f"A forward prompt must be a pair of a prompt and its new answer, got {entry!r}.")
-    return with_placeholder(pair[0], subject), pair[1]
+    return with_placeholder(pair[0], subject), pair[1].strip()

@@ -49,6 +49,7 @@ class EditResult:
         report: Figures of the edit, as JSON can hold them; a number that is not finite becomes None.
         past_keys: Keys of the edited facts, ``(N, n)`` by module, where the editor keeps them (AlphaEdit).
         model: The live model that methods work on unless given another; not saved.
+        parts: Fingerprints of the results that it is the sum of, by default its own; not saved.
 
     Attributes:
         merge_error: Of the last `apply`: for each weight of less than 32 bits the share of the change that rounding
@@ -62,6 +63,7 @@ class EditResult:
     report: Mapping[str, Any] = field(default_factory=dict)
     past_keys: Mapping[str, Tensor] = field(default_factory=dict)
     model: nn.Module | None = None
+    parts: tuple[str, ...] = ()
     merge_error: dict[str, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -75,6 +77,7 @@ class EditResult:
         }
         self.past_keys = {name: keys.detach().cpu() for name, keys in self.past_keys.items()}
         self.fingerprint = _digest(self.deltas)
+        self.parts = self.parts or (self.fingerprint,)
 
     @property
     def is_applied(self) -> bool:
@@ -300,6 +303,7 @@ class EditResult:
                 for name in keys
             },
             model=self.model if self.model is not None else other.model,
+            parts=(*self.parts, *other.parts),
         )
 
     def compress(self, max_rank: int) -> "EditResult":
@@ -316,6 +320,7 @@ class EditResult:
             self,
             deltas={name: delta for name, (delta, _) in found.items()},
             report={**self.report, "compression": {"max_rank": max_rank, "dropped_energy": dropped}},
+            parts=(),
         )
 
     def size_bytes(self) -> int:

@@ -14,6 +14,8 @@ from torch import Tensor
 from hf_xai.errors import ConfigError, DataError
 from hf_xai.transformers.editing.low_rank import LowRankDelta
 
+_LEAST_PIVOT = 1e-12
+
 
 class Moment(Protocol):
     """What a solver asks of the second moment of a matrix's inputs."""
@@ -52,7 +54,16 @@ def emmet_update(keys: Tensor, residuals: Tensor, moment: Moment) -> LowRankDelt
     """
     k, r = _checked(keys, residuals)
     u = moment.solve(k)
-    return _delta(_solve_right(r, k.T @ u, "keys of a batch that depend on one another"), u)
+    gram = k.T @ u
+    scale = gram.diagonal().rsqrt()
+    factor, info = torch.linalg.cholesky_ex(scale[:, None] * gram * scale)
+    # A pivot is the share of a key that those before it leave unexplained; rounding may hide that it is none.
+    if int(info) != 0 or float(factor.diagonal().min()) ** 2 < _LEAST_PIVOT:
+        raise DataError(
+            "The edit has no unique solution for keys of a batch that depend on one another; take MEMIT, or edit them "
+            "one after another."
+        )
+    return _delta((torch.cholesky_solve((r * scale).T, factor) * scale[:, None]).T, u)
 
 
 def memit_update(keys: Tensor, residuals: Tensor, moment: Moment, weight: float) -> LowRankDelta:
@@ -72,7 +83,8 @@ def memit_update(keys: Tensor, residuals: Tensor, moment: Moment, weight: float)
         raise ConfigError(f"weight must be > 0, got {weight!r}; EMMET is the limit of 0.")
     k, r = _checked(keys, residuals)
     u = moment.solve(k)
-    return _delta(_solve_right(r, weight * torch.eye(k.shape[1]).to(u) + k.T @ u, "these keys"), u)
+    factor = torch.linalg.cholesky(weight * torch.eye(k.shape[1]).to(u) + k.T @ u)
+    return _delta(torch.cholesky_solve(r.T, factor).T, u)
 
 
 def alphaedit_update(
@@ -117,14 +129,6 @@ def _checked(keys: Tensor, residuals: Tensor) -> tuple[Tensor, Tensor]:
         if not bool(values.isfinite().all()):
             raise DataError(f"The {name} of an edit are not finite: the model overflows on these prompts.")
     return keys.double(), residuals.double()
-
-
-def _solve_right(r: Tensor, gram: Tensor, what: str) -> Tensor:
-    """``r @ inverse(gram)`` for a symmetric positive definite ``gram``."""
-    factor, info = torch.linalg.cholesky_ex(gram)
-    if int(info) != 0:
-        raise DataError(f"The edit has no unique solution for {what}; take MEMIT, or edit them one after another.")
-    return torch.cholesky_solve(r.T, factor).T
 
 
 def _delta(b: Tensor, columns: Tensor) -> LowRankDelta:
