@@ -118,7 +118,7 @@ _MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     ),
 }
 EDITABLE_LMS: tuple[str, ...] = tuple(_MODELS)
-"""All of them; those beyond ``CAUSAL_LMS`` say nowhere where their hidden states come from, or are much like others."""
+"""All of them; those beyond ``CAUSAL_LMS`` don't say where their hidden states come from, or are much like others."""
 CAUSAL_LMS: tuple[str, ...] = EDITABLE_LMS[: EDITABLE_LMS.index("qwen2")]
 
 

@@ -4,14 +4,17 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from hf_xai.errors import ConflictingEditsError
+from hf_xai.transformers.editing.few_shot import FewShotPrompts
+from hf_xai.transformers.editing.locating import locate
 from hf_xai.transformers.editing.targets import TargetProblem
-from tests.transformers.editing.quick_edits import BO, FEW, KA, QI, assert_same_edit, configs, editor_of
+from tests.transformers.editing.quick_edits import BO, FEW, KA, QI, TOKENIZER, assert_same_edit, configs, editor_of
 
 
 def main(folder: Path) -> None:
@@ -35,6 +38,15 @@ def main(folder: Path) -> None:
             patch.setattr(TargetProblem, "solve", None)
             assert_same_edit(editor.edit(requests, resume_dir=resumed), alone, 0)
         accelerator.wait_for_everyone()
+
+    prompts = [request.text for request in requests]
+    report = editor.locate(prompts, batch_size=1)
+    shared_report = locate(editor.model, TOKENIZER, prompts, batch_size=1, accelerator=accelerator)
+    for name, column in report.columns.items():
+        np.testing.assert_array_equal(shared_report.columns[name], column)
+    settings = {"few_shot": FewShotPrompts.plain(), "batch_size": 1, "edit": alone}
+    measured = editor.evaluate(requests, **settings)
+    assert editor.evaluate(requests, accelerator=accelerator, **settings).to_dict() == measured.to_dict()
 
     one = editor_of(configs(**FEW)["rome"])  # nothing for one of the processes to do
     assert_same_edit(one.edit([KA], accelerator=accelerator), one.edit([KA]), 0)

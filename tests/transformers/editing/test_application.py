@@ -15,8 +15,9 @@ from hf_xai.errors import (
 )
 from hf_xai.transformers.editing.application import original_weights, remove_all_edits
 from hf_xai.transformers.editing.result import EditResult
-from tests.tiny.causal_lms import EDITABLE_LMS, tiny_causal_lm
+from tests.tiny.causal_lms import tiny_causal_lm
 from tests.tiny.traces import module_trace
+from tests.transformers.editing.every_host import EVERY_HOST
 from tests.transformers.editing.random_edits import (
     all_weights,
     edited_by_hand,
@@ -60,7 +61,7 @@ def test_weights_are_bit_for_bit_what_they_were(dtype: torch.dtype, ending: str)
     assert not result.is_applied
 
 
-@pytest.mark.parametrize("host", EDITABLE_LMS)
+@pytest.mark.parametrize("host", EVERY_HOST)
 def test_merged_and_hooked_edits_agree_on_every_host(host: str) -> None:
     model = tiny_causal_lm(host)
     result = random_edit(model, scale=0.1)

@@ -15,7 +15,8 @@ from hf_xai.transformers.editing.readout import ReadOut
 from hf_xai.transformers.editing.residual_parts import ResidualParts, read_residual_parts
 from hf_xai.transformers.editing.subkeys import weight_of
 from hf_xai.transformers.editing.tokens import PromptBatch
-from tests.tiny.causal_lms import EDITABLE_LMS, VOCABULARY, tiny_causal_lm
+from tests.tiny.causal_lms import VOCABULARY, tiny_causal_lm
+from tests.transformers.editing.every_host import EVERY_HOST
 from tests.transformers.editing.reference_attribution import Reference
 
 PROMPTS = ([1, 40, 41, 42, 7], [1, 9, 60])
@@ -44,7 +45,7 @@ class Taken:
         )
 
 
-@pytest.mark.parametrize("name", EDITABLE_LMS)
+@pytest.mark.parametrize("name", EVERY_HOST)
 def test_block_scores_and_the_first_state_add_up_to_the_models_log_probability(name: str) -> None:
     taken = Taken(name)
     states, bases, prompts = taken.parts.states, taken.parts.bases, taken.prompts
@@ -60,7 +61,7 @@ def test_block_scores_and_the_first_state_add_up_to_the_models_log_probability(n
         assert float(total[row]) == pytest.approx(float(logits.log_softmax(-1).max()), abs=2e-5)
 
 
-@pytest.mark.parametrize("name", EDITABLE_LMS)
+@pytest.mark.parametrize("name", EVERY_HOST)
 def test_exact_scores_are_those_of_one_neuron_after_the_other(name: str) -> None:
     taken = Taken(name)
     reference = Reference(tiny_causal_lm(name), name, PROMPTS[1])

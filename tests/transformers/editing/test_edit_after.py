@@ -47,7 +47,7 @@ every_editor = pytest.mark.parametrize("name", configs())
 
 def residual_of(editor: KnowledgeEditor, request: EditRequest, deltas: Any, layer: int) -> torch.Tensor:
     encoder = ColumnEncoder(PromptEncoder(TOKENIZER), editor.config, ())
-    columns, site = encoder.columns(0, request, ("own",), "subject_last"), f"model.layers.{layer}"
+    columns, site = encoder.columns(0, request, ("own",), encoder.config.fact_token), f"model.layers.{layer}"
     with edited_outputs(editor.model, deltas):
         return measure(editor.architecture, PromptEncoder(TOKENIZER), columns, outputs=[site])[1][site].plain
 

@@ -21,8 +21,9 @@ from hf_xai.transformers.editing.statistics_collection import MomentSums
 from hf_xai.transformers.editing.statistics_parts import PartialSums
 from tests.distributed.launcher import Launcher
 from tests.hub.hub_server import HubServer, run_with_hub
-from tests.tiny.causal_lms import EDITABLE_LMS, tiny_causal_lm, tiny_chat_tokenizer
+from tests.tiny.causal_lms import tiny_causal_lm, tiny_chat_tokenizer
 from tests.tiny.traces import module_trace
+from tests.transformers.editing.every_host import EVERY_HOST
 from tests.transformers.editing.statistics_texts import keys_one_by_one, texts
 
 LINES = texts(13)
@@ -49,7 +50,7 @@ def test_two_processes_give_what_one_gives(launch: Launcher, tmp_path: Path) -> 
     assert printed.count("all checks passed") == 2
 
 
-@pytest.mark.parametrize("name", EDITABLE_LMS)
+@pytest.mark.parametrize("name", EVERY_HOST)
 def test_the_moments_are_those_of_one_plain_pass_for_each_text(name: str) -> None:
     model, tokenizer = tiny_causal_lm(name), tiny_chat_tokenizer()
     found = collect(model, layers=[3, 0], batch_size=3, sequence_length=9)

@@ -10,8 +10,9 @@ from hf_xai.errors import ArtifactMismatchError, ConfigError, DataError, Tokeniz
 from hf_xai.transformers.editing.locate_report import LocateReport
 from hf_xai.transformers.editing.locating import locate
 from hf_xai.transformers.editing.tokens import PromptEncoder
-from tests.tiny.causal_lms import EDITABLE_LMS, VOCABULARY, tiny_causal_lm, tiny_chat_tokenizer
+from tests.tiny.causal_lms import VOCABULARY, tiny_causal_lm, tiny_chat_tokenizer
 from tests.tiny.traces import module_trace
+from tests.transformers.editing.every_host import EVERY_HOST
 from tests.transformers.editing.reference_attribution import Reference
 
 TOKENIZER = tiny_chat_tokenizer()
@@ -30,7 +31,7 @@ def assert_same(one: LocateReport, other: LocateReport, tolerance: float = 1e-5)
     assert (one.query_layers, one.value_layers) == (other.query_layers, other.value_layers)
 
 
-@pytest.mark.parametrize("name", EDITABLE_LMS)
+@pytest.mark.parametrize("name", EVERY_HOST)
 def test_query_scores_are_autograd_through_the_value_neurons_on_the_frozen_path(name: str) -> None:
     report = locate(tiny_causal_lm(name), TOKENIZER, PROMPTS[1:2], top_neurons=6, candidates=60)
     reference = Reference(tiny_causal_lm(name), name, tokens(PROMPTS[1]))
@@ -172,7 +173,7 @@ def test_numbering_the_neurons_otherwise_numbers_the_scores_otherwise(name: str)
         assert renamed == [[tuple(one) for one in row] for row in mine.tolist()]
 
 
-@pytest.mark.parametrize("name", EDITABLE_LMS)
+@pytest.mark.parametrize("name", EVERY_HOST)
 def test_padding_and_batches_make_no_difference_and_the_model_is_as_before(name: str) -> None:
     model, tokenizer = tiny_causal_lm(name), tiny_chat_tokenizer()
     model.train()

@@ -11,6 +11,7 @@ from hf_xai.transformers.editing.residual_parts import ResidualParts, read_resid
 from hf_xai.transformers.editing.tokens import PromptBatch
 from tests.tiny.causal_lms import EDITABLE_LMS, VOCABULARY, tiny_causal_lm
 from tests.tiny.traces import module_trace
+from tests.transformers.editing.every_host import EVERY_HOST
 from tests.transformers.editing.reference_attribution import HOSTS, Reference
 
 PARALLEL = ("gptj", "gpt_neox", "phi", "falcon", "falcon_new")
@@ -32,7 +33,7 @@ def test_every_tiny_model_has_a_reference() -> None:
     assert set(HOSTS) == set(EDITABLE_LMS)
 
 
-@pytest.mark.parametrize("name", EDITABLE_LMS)
+@pytest.mark.parametrize("name", EVERY_HOST)
 def test_parts_add_up_to_the_residual_stream(name: str) -> None:
     parts = parts_of(tiny_causal_lm(name))
     total = parts.parts.cumsum(1)
@@ -41,7 +42,7 @@ def test_parts_add_up_to_the_residual_stream(name: str) -> None:
     assert [layer.parallel for layer in parts.layers] == [name in PARALLEL] * 4
 
 
-@pytest.mark.parametrize("name", EDITABLE_LMS)
+@pytest.mark.parametrize("name", EVERY_HOST)
 def test_neurons_and_bias_add_up_to_the_feed_forward_part(name: str) -> None:
     model = tiny_causal_lm(name)
     architecture = decoder_architecture(model)
@@ -56,7 +57,7 @@ def test_neurons_and_bias_add_up_to_the_feed_forward_part(name: str) -> None:
             torch.testing.assert_close(total, values.feed_forward, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", EDITABLE_LMS)
+@pytest.mark.parametrize("name", EVERY_HOST)
 def test_parts_are_those_of_each_prompt_alone_written_out(name: str) -> None:
     parts = parts_of(tiny_causal_lm(name))
     for row, prompt in enumerate(PROMPTS):

@@ -7,6 +7,7 @@ from hf_xai.transformers.editing.architecture import decoder_architecture
 from hf_xai.transformers.editing.subkeys import check_subkeys, subkeys
 from tests.tiny.causal_lms import EDITABLE_LMS, tiny_causal_lm
 from tests.tiny.traces import module_trace
+from tests.transformers.editing.every_host import EVERY_HOST
 from tests.transformers.editing.reference_attribution import HOSTS, Reference
 
 PROMPT = [1, 40, 41, 42, 7]
@@ -15,7 +16,7 @@ GATED = tuple(name for name in EDITABLE_LMS if HOSTS[name].gate is not None)
 PLAIN = tuple(name for name in EDITABLE_LMS if HOSTS[name].gate is None)
 
 
-@pytest.mark.parametrize("name", EDITABLE_LMS)
+@pytest.mark.parametrize("name", EVERY_HOST)
 def test_linearized_keys_are_the_closed_form_of_plain_and_gated_mlps(name: str) -> None:
     reference = Reference(tiny_causal_lm(name), name, PROMPT)
     model = tiny_causal_lm(name)
@@ -40,7 +41,7 @@ def test_rows_are_keyed_by_their_own_inputs_in_any_chunks(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kind", ["up", "gate", "down"])
-@pytest.mark.parametrize("name", EDITABLE_LMS)
+@pytest.mark.parametrize("name", EVERY_HOST)
 def test_rows_and_columns_are_those_of_the_matrices(name: str, kind: str) -> None:
     model = tiny_causal_lm(name)
     layer = decoder_architecture(model).layers[2]

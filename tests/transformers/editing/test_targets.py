@@ -46,9 +46,8 @@ def problem(
 
 def group_of(*requests: EditRequest, config: EditorConfig = CONFIG) -> Group:
     encoder = ColumnEncoder(PromptEncoder(TOKENIZER), config, config.context_templates or ())
-    return Group(
-        tuple(column for request in requests for column in encoder.columns(0, request, ("own",), "subject_last"))
-    )
+    own = [encoder.columns(0, request, ("own",), config.fact_token) for request in requests]
+    return Group(tuple(column for columns in own for column in columns))
 
 
 def tokens(text: str) -> list[int]:
