@@ -26,6 +26,7 @@ SCRIPTS = (
     "ace",
     "editing_cost",
     "known_facts",
+    "relation_facts",
     "shipped_text",
     "smollm2_edits",
     "two_hop_editors",

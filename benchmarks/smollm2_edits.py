@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from harness import Benchmark
-from known_facts import GreedyAnswers, KnownFact, Neighbour, Question, first_token, known_facts, read_relations
+from known_facts import KnownFact, Neighbour, Question, first_token, known_facts
 from models import smollm2
+from relation_facts import GreedyAnswers, read_relations
 from shipped_text import shipped_text
 from two_hop_editors import SAME
 from two_hop_edits import WorldEdit, draw_edits

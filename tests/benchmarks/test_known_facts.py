@@ -8,18 +8,8 @@ from typing import Any
 
 import known_facts
 import pytest
-from known_facts import (
-    GreedyAnswers,
-    KnownFact,
-    Question,
-    balanced,
-    bridges,
-    divided,
-    mended,
-    read_relations,
-    right_answers,
-    starts_with,
-)
+from known_facts import KnownFact, Question, balanced, bridges, divided
+from relation_facts import GreedyAnswers, mended, read_relations, right_answers, starts_with
 
 CAPITALS = {"France": "Paris", "Japan": "Tokyo", "Peru": "Lima", "Italy": "Rome", "Kenya": "Nairobi", "Cuba": "Havana"}
 FOODS = {"Sushi": "Japan", "Ramen": "Japan", "Pizza": "Italy", "Risotto": "Italy", "Ceviche": "Peru", "Ugali": "Kenya"}
