@@ -109,21 +109,13 @@ class EditorConfig(HubConfig, type="knowledge_editor", tags=["knowledge-editing"
 
 
 @dataclass(kw_only=True)
-class RomeConfig(EditorConfig, type="rome", paper_url="https://arxiv.org/abs/2202.05262", tags=["knowledge-editing"]):
-    """ROME (arXiv 2202.05262), one fact and one layer, exactly; by default with one key throughout (R-ROME).
+class OneLayerConfig(EditorConfig):
+    """What ROME and EMMET have in common: an exact edit of one layer."""
 
-    Args:
-        uniform_keys: Whether the mean key over the templates is taken everywhere (R-ROME, arXiv 2403.07175), not only
-            for the direction of the change as in ROME's code, which collapses models in sequential editing.
-    """
-
-    editor = "ROME"
     default_site = "ffn_out"
 
-    context_templates: int | tuple[str, ...] | None = 20
     v_num_grad_steps: int = 20
     clamp_norm_factor: float = 4.0
-    uniform_keys: bool = True
 
     def default_layers(self, num_layers: int) -> tuple[int, ...]:
         """GPT-J's layer 5 of 28 as a share of the depth (ours)."""
@@ -135,24 +127,29 @@ class RomeConfig(EditorConfig, type="rome", paper_url="https://arxiv.org/abs/220
 
 
 @dataclass(kw_only=True)
+class RomeConfig(
+    OneLayerConfig, type="rome", paper_url="https://arxiv.org/abs/2202.05262", tags=["knowledge-editing"]
+):
+    """ROME (arXiv 2202.05262), one fact and one layer, exactly; by default with one key throughout (R-ROME).
+
+    Args:
+        uniform_keys: Whether the mean key over the templates is taken everywhere (R-ROME, arXiv 2403.07175), not only
+            for the direction of the change as in ROME's code, which collapses models in sequential editing.
+    """
+
+    editor = "ROME"
+
+    context_templates: int | tuple[str, ...] | None = 20
+    uniform_keys: bool = True
+
+
+@dataclass(kw_only=True)
 class EmmetConfig(
-    EditorConfig, type="emmet", paper_url="https://arxiv.org/abs/2403.14236", tags=["knowledge-editing"]
+    OneLayerConfig, type="emmet", paper_url="https://arxiv.org/abs/2403.14236", tags=["knowledge-editing"]
 ):
     """EMMET (arXiv 2403.14236): several facts, exactly, in one layer."""
 
     editor = "EMMET"
-    default_site = "ffn_out"
-
-    v_num_grad_steps: int = 20
-    clamp_norm_factor: float = 4.0
-
-    def default_layers(self, num_layers: int) -> tuple[int, ...]:
-        """GPT-J's layer 5 of 28 as a share of the depth (ours)."""
-        return _scaled((5,), num_layers)
-
-    @property
-    def edits_one_layer(self) -> bool:
-        return True
 
 
 @dataclass(kw_only=True)
