@@ -132,7 +132,7 @@ def rescored(
     first_order: Tensor,
     candidates: int,
 ) -> tuple[Tensor, Tensor]:
-    r"""Replaces the highest first-order scores by exact ones (ours, sheet section 9).
+    r"""Replaces the highest first-order scores by exact ones (ours).
 
     Args:
         read_out: Log-probabilities of the answers.

@@ -15,7 +15,7 @@ from hf_xai.transformers.editing.weight_access import execution_device
 
 @dataclass(frozen=True)
 class Replay:
-    """The layers from one on, with the arguments that the decoder called them with (ours, sheet section 9).
+    """The layers from one on, with the arguments that the decoder called them with (ours).
 
     While a vector at layer ``start`` is optimised, nothing below it changes; so a step runs ``L - start`` layers.
 
