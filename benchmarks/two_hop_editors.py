@@ -108,12 +108,12 @@ def editor_rows(
             told = replace(config, layers=layers, extra_prompts=True)
             rows.append(EditorRow(name + place + SAME, told))
     options = settings["optimisation"]
-    for layer in (query[0], value[0]):
+    for place, layer in (("first_query", query[0]), ("first_value", value[0])):
         rome = RomeConfig(**options, layers=(layer,))
-        rows.append(EditorRow(f"rome_layer{layer}", rome, multi_hop=False, forward=False))
+        rows.append(EditorRow(f"rome_{place}", rome, multi_hop=False, forward=False))
         emmet = EmmetConfig(**options, layers=(layer,))
-        rows.append(EditorRow(f"emmet_layer{layer}", emmet, multi_hop=False, forward=False))
-        rows.append(EditorRow(f"emmet_layer{layer}{SAME}", replace(emmet, extra_prompts=True)))
+        rows.append(EditorRow(f"emmet_{place}", emmet, multi_hop=False, forward=False))
+        rows.append(EditorRow(f"emmet_{place}{SAME}", replace(emmet, extra_prompts=True)))
     return rows
 
 

@@ -27,7 +27,7 @@ def run(bench: Benchmark) -> None:
     ]
     add_rows(bench, "llama", settings["seeds"], found)
     for kind in settings["architectures"]:
-        seed = settings["seeds"][0]
+        seed = settings["architecture_seed"]
         one = bench.once(f"two_hop-{kind}-{seed}", lambda kind=kind, seed=seed: scored(bench, kind, seed))
         add_rows(bench, kind, [seed], [one])
 

@@ -24,6 +24,8 @@ PLACES = {
     "": "first layers",
     "early": "first layers",
     "query": "query layer",
+    "first_query": "query layer",
+    "first_value": "first value layer",
     "value": "value layers",
     "query_value": "query and value layers",
     "last": "last layer",
@@ -53,7 +55,7 @@ def summary(results: Results) -> str:
         ("**ACE**", "ace"),
         ("best other editor, ACE's prompts", best(results, "all_hops", told=True)),
         ("MEMIT, single-hop prompt", "memit"),
-        ("ROME, single-hop prompt", "rome_layer0"),
+        ("ROME, single-hop prompt", "rome_first_query"),
     ):
         row = of_method(results, name)
         lines.append([title, *(f"{row[measure]:.2f}" for measure in MEASURES), loss(row)])
@@ -118,8 +120,7 @@ def title_of(name: str) -> str:
     if name in TITLES:
         return TITLES[name]
     editor, _, place = name.removesuffix(SAME).partition("_")
-    where = f"layer {place.removeprefix('layer')}" if place.startswith("layer") else PLACES[place]
-    return f"{EDITORS[editor]}, {where}"
+    return f"{EDITORS[editor]}, {PLACES[place]}"
 
 
 def loss(row: Row) -> str:

@@ -136,7 +136,7 @@ def test_every_method_has_a_title() -> None:
     titles = [view.title_of(name) for name in rows()]
     assert len(set(titles)) >= len(titles) - len([name for name in rows() if name.endswith(SAME)])
     assert view.title_of("memit_value_same") == "MEMIT, value layers"
-    assert view.title_of("rome_layer0") == "ROME, layer 0"
+    assert view.title_of("rome_first_query") == "ROME, query layer"
 
 
 def test_the_loss_that_is_shown_is_that_of_the_worse_kind() -> None:
