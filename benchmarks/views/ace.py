@@ -62,7 +62,11 @@ def summary(results: Results) -> str:
     found = table(["Two-hop world: right answers", *MEASURES.values(), "other facts lost, points"], lines)
     real = [
         [title, *(shown(of_real(results, name), measure) for measure in REAL)]
-        for title, name in (("**ACE**", "ace"), ("MEMIT, ACE's prompts", "memit_same"), ("MEMIT", "memit"))
+        for title, name in (
+            ("**ACE**", "ace"),
+            ("MEMIT, ACE's layers and prompts", "memit_ace_layers_same"),
+            ("MEMIT", "memit"),
+        )
     ]
     second = table(["SmolLM2-135M: right answers", *REAL.values()], real)
     worlds = len(of_method(results, "ace")["by_edit"]["efficacy"])
