@@ -155,7 +155,8 @@ def architectures(results: Results) -> str:
     kinds = {row["architecture"] for row in results["rows"] if row.get("part") == "two_hop"} - {"llama"}
     for kind in sorted(kinds):
         for name in methods(results, kind):
-            lines.append([kind, *line_of(of_method(results, name, kind))])
+            title, *cells = line_of(of_method(results, name, kind))
+            lines.append([kind, title + (", ACE's prompts" if name.endswith(SAME) else ""), *cells])
     return table(["Model", *HEADS], lines)
 
 
