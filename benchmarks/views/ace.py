@@ -271,20 +271,17 @@ def hop_points(results: Results) -> dict[str, list[Any]]:
 def draw_hops(points: Mapping[str, list[Any]]) -> "Figure":
     import matplotlib.pyplot as plt
 
-    figure, ax = plt.subplots(figsize=(5.5, 4.0), layout="constrained")
-    for name, first, second in zip(points["names"], points["first_hop"], points["second_hop"], strict=True):
-        ours = name == "ace"
-        ax.plot(first, second, "*" if ours else "o", color="C3" if ours else "0.6", markersize=14 if ours else 5)
-        if ours or max(first, second) > 0.5:
-            ax.annotate(
-                title_of(name).strip("*"), (first, second), textcoords="offset points", xytext=(6, -3), fontsize=7
-            )
-    ax.set(
-        xlabel="first hop (subject named)",
-        ylabel="second hop (subject implicit)",
-        xlim=(-0.03, 1.2),
-        ylim=(-0.03, 1.05),
-    )
+    figure, ax = plt.subplots(figsize=(6.0, 4.0), layout="constrained")
+    places = [title_of(name).partition(", ")[2] for name in points["names"]]
+    for number, place in enumerate(dict.fromkeys(place for place in places if place)):
+        chosen = [index for index, found in enumerate(places) if found == place]
+        first, second = ([points[hop][index] for index in chosen] for hop in ("first_hop", "second_hop"))
+        ax.plot(first, second, "osD^vP*X<>"[number % 10], label=place, alpha=0.7)
+    ours = points["names"].index("ace")
+    ax.plot(points["first_hop"][ours], points["second_hop"][ours], "*", color="C3", markersize=16, label="ACE")
+    ax.set(xlabel="first hop (subject named)", ylabel="second hop (subject implicit)")
+    ax.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.05))
+    ax.legend(title="MEMIT, PMET, AlphaEdit, EMMET on", fontsize=8, title_fontsize=8)
     return figure
 
 
