@@ -1,7 +1,7 @@
 """What README and docs show of results/ace.json."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any
 
 from views.showing import Plot, Results, goals, table
@@ -169,8 +169,16 @@ def method_table(results: Results, names: Sequence[str]) -> str:
 
 def line_of(row: Row) -> list[str]:
     layers = ", then ".join(" ".join(map(str, stage)) for stage in row["layers"])
-    shares = [f"{row[measure]:.2f}" for measure in MEASURES]
+    shares = [f"{row[measure]:.2f} ± {standard_error(row, measure):.2f}" for measure in MEASURES]
     return [title_of(row["method"]), layers, *shares, loss(row), f"{row['seconds']:.2f}"]
+
+
+def standard_error(row: Row, measure: str) -> float:
+    """Of a mean over all edits of all worlds."""
+    hops = [name for name in MEASURES if name != "all_hops"] if measure == "all_hops" else [measure]
+    worlds_of = [[value for world in row["by_edit"][hop] for value in world] for hop in hops]
+    values = [min(edit) for edit in zip(*worlds_of, strict=True)]
+    return stdev(values) / len(values) ** 0.5
 
 
 def worlds(results: Results) -> str:

@@ -148,6 +148,12 @@ def test_the_loss_that_is_shown_is_that_of_the_worse_kind() -> None:
     assert view.loss(row) == "2.0"
 
 
+def test_the_error_of_the_least_hop_is_that_of_each_edits_least() -> None:
+    row = {"by_edit": {"efficacy": [[1, 1], [1, 0]], "first_hop": [[1, 0], [1, 1]], "second_hop": [[1, 1], [1, 1]]}}
+    assert view.standard_error(row, "all_hops") == pytest.approx(np.std([1, 0, 1, 0], ddof=1) / 2)
+    assert view.standard_error(row, "second_hop") == 0
+
+
 @pytest.mark.slow
 def test_a_quick_run_writes_every_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     import ace
