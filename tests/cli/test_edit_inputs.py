@@ -92,7 +92,7 @@ def test_hop_prompts_are_those_of_the_loader_of_mquake(tmp_path: Path) -> None:
         ([OWN, {"prompt": "x", "subject": "y"}], DataError, r"Row 1 of .*requests.jsonl': .*lacks target"),
         ([{**OWN, "aim": "x"}], DataError, "Row 0 .* unknown aim"),
         ([{**OWN, "prompt": "Nothing"}], SubjectNotFoundError, "Row 0 .*'France' occurs 0 times"),
-        ([{**OWN, "multi_hop_prompts": 3}], DataError, "Row 0 .* can't be read"),
+        ([{**OWN, "multi_hop_prompts": 3}], DataError, "Row 0 .*must be a list of texts, got 3"),
         ([3], DataError, "Row 0 .* must be a mapping"),
         ([], DataError, "must hold a list of rows, one at least"),
     ],

@@ -171,8 +171,6 @@ def _requests(row: Any, number: int, path: Path) -> list["EditRequest"]:
         return [EditRequest.from_dict(part) for part in (rewrites if isinstance(rewrites, list) else [row])]
     except DataError as error:
         raise type(error)(f"Row {number} of {str(path)!r}: {error}") from error
-    except TypeError as error:  # a number where a list stands, and the like
-        raise DataError(f"Row {number} of {str(path)!r} can't be read: {error}.") from error
 
 
 def _rows(path: Path, accepted: Sequence[str] = FILES) -> list[Any]:
