@@ -90,7 +90,9 @@ def test_memit_and_alphaedit_edit_every_architecture(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EDITABLE_LMS)
 def test_ace_with_both_projections_edits_every_architecture(name: str) -> None:
-    assert_takes(replace(configs(**GENEROUS)["ace"], edit_attention=True), name)
+    # Both matrices of a layer are written from one measurement [code], and the MLP then reads another attention than
+    # it was measured with; so the stage of the layer that is nearest to the answer comes last.
+    assert_takes(replace(configs(**GENEROUS)["ace"], edit_attention=True, order="query_first"), name)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -226,7 +226,9 @@ class AceConfig(EditorConfig, type="ace", paper_url=PAPER_URL, tags=["knowledge-
             two-hop world the own prompt beside them costs specificity), or ``"all"``, the request's own, too [paper].
         shared_target: Whether there is one target, at the deepest layer, for both groups [code]; False for one of its
             own for each (ours).
-        edit_attention: Whether the output matrices of the attention are rewritten, too [code, not the paper].
+        edit_attention: Whether the output matrices of the attention are rewritten, too [code, not the paper]. Both
+            matrices of a layer are written from one measurement, so that the MLP misses its target by what the new
+            attention changes in its input.
         solver: ``"pmet"`` [paper: PMET's targets, MEMIT's closed form, roots of the layers left], ``"memit"`` or
             ``"alphaedit"``.
         mom2_update_weight: As of `MemitConfig`. [code: 6000]
