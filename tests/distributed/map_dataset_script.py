@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hf_xai.distributed import map_dataset, seeded_generator
 from hf_xai.errors import ArtifactMismatchError, ConfigError, DataError, HfXaiError
+from tests.distributed.leaving import leave
 
 
 class Counted:
@@ -172,7 +173,7 @@ def main(folder: Path) -> None:
         check()
         accelerator.wait_for_everyone()
     print(f"process {accelerator.process_index}: all checks passed")
-    accelerator.end_training()
+    leave()
 
 
 if __name__ == "__main__":

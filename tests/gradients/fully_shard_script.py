@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed import all_gather_object, destroy_process_group, get_rank, get_world_size, init_process_group
+from torch.distributed import all_gather_object, get_rank, get_world_size, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
@@ -21,6 +21,7 @@ from hf_xai.gradients import (
     read_factors,
 )
 from hf_xai.gradients.products import total
+from tests.distributed.leaving import leave
 from tests.tiny.causal_lms import tiny_causal_lm
 
 ROWS, QUERIES, POSITIONS = 6, 2, 5
@@ -123,7 +124,7 @@ def main() -> None:
     wanted = gradient_products(alone, losses, tokens(2, 8), query)
     assert close(gradient_products(model, losses, tokens(2, 8), query), wanted)
     print(f"process {get_rank()}: all checks passed")
-    destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

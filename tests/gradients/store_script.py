@@ -11,6 +11,7 @@ from accelerate.utils import DistributedType, gather_object
 
 from hf_xai.errors import ArtifactMismatchError, ConfigError, DataError
 from hf_xai.gradients.store import GradientStore
+from tests.distributed.leaving import leave
 from tests.gradients.stores import FINGERPRINTS, best, create, features
 
 IDS = list(range(0, 110, 5))
@@ -125,7 +126,7 @@ def main(folder: Path) -> None:
         check(accelerator, folder / check.__name__)
         accelerator.wait_for_everyone()
     print(f"process {accelerator.process_index}: all checks passed")
-    accelerator.end_training()
+    leave()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from accelerate.utils import DistributedType, gather_object
 
 from hf_xai.diffusers import calibrate_hyca, hyca_enabled, hyca_summary
 from hf_xai.distributed import map_dataset
+from tests.distributed.leaving import leave
 from tests.tiny.diffusers import by_name
 
 TINY = by_name("flux-kontext-cfg4")
@@ -48,7 +49,7 @@ def main(folder: Path) -> None:
     assert gather_object([double.assignment]) == [single.assignment] * 2
     if accelerator.is_main_process:
         sys.stdout.write("all checks passed\n")
-    accelerator.end_training()
+    leave()
 
 
 if __name__ == "__main__":

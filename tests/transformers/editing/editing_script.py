@@ -14,6 +14,7 @@ from hf_xai.errors import ConflictingEditsError
 from hf_xai.transformers.editing.few_shot import FewShotPrompts
 from hf_xai.transformers.editing.locating import locate
 from hf_xai.transformers.editing.targets import TargetProblem
+from tests.distributed.leaving import leave
 from tests.transformers.editing.quick_edits import BO, FEW, KA, QI, TOKENIZER, assert_same_edit, configs, editor_of
 
 
@@ -54,7 +55,7 @@ def main(folder: Path) -> None:
         one.edit([KA, replace(KA, target="short")], accelerator=accelerator)
     accelerator.wait_for_everyone()
     print(f"process {accelerator.process_index}: all checks passed")
-    accelerator.end_training()
+    leave()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from hf_xai.errors import ConfigError, DataError
 from hf_xai.transformers.editing import statistics_collection
 from hf_xai.transformers.editing.key_statistics import KeyStatistics
 from hf_xai.transformers.editing.statistics_parts import PartialSums
+from tests.distributed.leaving import leave
 from tests.tiny.causal_lms import tiny_causal_lm, tiny_chat_tokenizer
 from tests.transformers.editing.statistics_texts import texts
 
@@ -84,7 +85,7 @@ def main(folder: Path) -> None:
         collect(accelerator=accelerator, lines=LINES[accelerator.process_index :])
     accelerator.wait_for_everyone()
     print(f"process {accelerator.process_index}: all checks passed")
-    accelerator.end_training()
+    leave()
 
 
 if __name__ == "__main__":

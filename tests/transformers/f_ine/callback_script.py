@@ -8,6 +8,7 @@ import numpy as np
 from accelerate.utils import DistributedType, gather_object
 from datasets import Dataset
 
+from tests.distributed.leaving import leave
 from tests.transformers.f_ine.training_runs import influence, query_rows, rows, train
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -37,7 +38,7 @@ def main(folder: Path) -> None:
             np.savez(folder / f"{mode}.npz", **found.columns)
         trainer.accelerator.wait_for_everyone()
     trainer.accelerator.print("all checks passed")
-    trainer.accelerator.end_training()
+    leave()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 from torch import nn
-from torch.distributed import destroy_process_group, get_rank, get_world_size, init_process_group
+from torch.distributed import get_rank, get_world_size, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import SGD
@@ -15,6 +15,7 @@ from hf_xai.transformers.f_ine.query import QuerySet
 from hf_xai.transformers.f_ine.row_losses import RowLosses
 from hf_xai.transformers.f_ine.targets import target_parameters
 from hf_xai.transformers.f_ine.training_tap import TrainingTap
+from tests.distributed.leaving import leave
 from tests.transformers.f_ine.training_runs import collator, llama, num_targets, query_rows, rows
 
 STEPS, ROWS = 2, 8
@@ -75,7 +76,7 @@ def main() -> None:
     mine = wanted[:, get_rank() :: get_world_size()]
     np.testing.assert_allclose(found, mine, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
     print("all checks passed", flush=True)
-    destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

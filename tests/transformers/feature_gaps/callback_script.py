@@ -8,6 +8,7 @@ from datasets import Dataset
 from transformers import Trainer, TrainingArguments
 
 from hf_xai.transformers import FeatureGapEvalCallback
+from tests.distributed.leaving import leave
 from tests.tiny.causal_lms import tiny_causal_lm, tiny_chat_tokenizer
 from tests.transformers.feature_gaps.qa_heads import qa_head
 from tests.transformers.feature_gaps.questions import questions
@@ -60,7 +61,7 @@ def main(folder: Path) -> None:
     assert alone == figures, (alone, figures)
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.print("all checks passed")
-    trainer.accelerator.end_training()
+    leave()
 
 
 if __name__ == "__main__":

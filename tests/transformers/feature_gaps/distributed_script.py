@@ -10,6 +10,7 @@ from accelerate.utils import DistributedType
 
 from hf_xai.errors import DataError
 from hf_xai.transformers import FeatureGapConfig, fit_feature_gap
+from tests.distributed.leaving import leave
 from tests.tiny.causal_lms import tiny_causal_lm, tiny_chat_tokenizer
 from tests.transformers.feature_gaps.questions import questions
 
@@ -38,7 +39,7 @@ def main(folder: Path) -> None:
         fit_feature_gap(model, tokenizer, rows, accelerator=accelerator, **(settings | {"labels": [1] * 21}))
     accelerator.wait_for_everyone()
     accelerator.print("all checks passed")
-    accelerator.end_training()
+    leave()
 
 
 if __name__ == "__main__":
