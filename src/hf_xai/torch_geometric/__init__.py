@@ -1,0 +1,15 @@
+"""Plugs into graph models of PyTorch Geometric."""
+
+from hf_xai.errors import MissingDependencyError
+
+try:
+    import accelerate as _accelerate  # noqa: F401
+    import sklearn as _sklearn  # noqa: F401
+    import torch as _torch  # noqa: F401
+    import torch_geometric as _torch_geometric  # noqa: F401
+except ImportError as error:
+    raise MissingDependencyError(
+        f"hf_xai.torch_geometric needs {error.name}: pip install 'hf-xai[graph]'"
+    ) from error
+
+from hf_xai.torch_geometric.all_in import AllInConfig, AllInConv, AllInEncoder, CovarianceOperators

@@ -1,0 +1,6 @@
+"""ALL-IN: one graph model for any feature width (arXiv 2605.04834)."""
+
+from hf_xai.torch_geometric.all_in.config import AllInConfig, TransferConfig
+from hf_xai.torch_geometric.all_in.conv import AllInConv
+from hf_xai.torch_geometric.all_in.encoder import AllInEncoder
+from hf_xai.torch_geometric.all_in.operators import CovarianceOperators

@@ -1,0 +1,158 @@
+r"""Node covariances in factor form: $\tilde K H = \hat R (\hat R^\top H)$, never an $n \times n$ matrix."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import cumsum, degree, scatter, to_dense_batch
+
+_MOST_PADDING = 2  # times the number of nodes, above which graphs are taken one by one
+_ROUNDINGS = 64  # of the largest entry: what is below is not told from equal rows
+
+
+@dataclass(frozen=True)
+class SparseFactor:
+    r"""$\hat R = (X - 1\mu^\top) s$ of features that stay sparse: centred and scaled only inside products.
+
+    Args:
+        x: $X$, sparse COO and coalesced, ``(n, d)``.
+        mean: Mean of each graph's rows $\mu$, ``(num_graphs, d)``.
+        scale: $s$ of each graph, ``(num_graphs,)``.
+    """
+
+    x: Tensor
+    mean: Tensor
+    scale: Tensor
+
+
+Factor = Tensor | SparseFactor
+
+
+def center(x: Tensor, batch: Tensor | None = None, num_graphs: int = 1) -> Tensor:
+    r"""$\Pi X$: subtracts from each row the mean of its graph's rows (step 3).
+
+    Args:
+        x: ``(n, channels)``.
+        batch: Graph of each node, ``(n,)``, ascending; None for one graph.
+        num_graphs: Number of graphs.
+
+    Returns:
+        ``(n, channels)``; exact zeros for a graph in which nothing but rounding is left of it.
+    """
+    if x.size(0) == 0:
+        return x
+    if batch is None:
+        centered = x - x.mean(dim=0)
+    else:
+        centered = x - scatter(x, batch, dim_size=num_graphs, reduce="mean")[batch]
+    rounding = _ROUNDINGS * torch.finfo(x.dtype).eps * _peak(x, batch, num_graphs)
+    return centered * _spread((_peak(centered, batch, num_graphs) > rounding).to(x.dtype), batch)
+
+
+def root_mean_square(x: Tensor, batch: Tensor | None = None, num_graphs: int = 1) -> Tensor:
+    """Root of the mean square of each graph's entries, ``(num_graphs,)``; 1 where it is 0, so that one may divide."""
+    rows = x.square().mean(dim=1)
+    if batch is None:
+        square = rows.mean().reshape(1) if rows.numel() else rows.new_zeros(1)
+    else:
+        square = scatter(rows, batch, dim_size=num_graphs, reduce="mean")
+    return torch.where(square > 0, square, 1.0).sqrt()
+
+
+def unit_trace(centered: Tensor, batch: Tensor | None = None, num_graphs: int = 1) -> Tensor:
+    r"""$\hat R = R_c / \lVert R_c \rVert_F$, so that $\tilde K = \hat R \hat R^\top$ has trace 1 (our choice).
+
+    Args:
+        centered: $R_c$, ``(n, h)``.
+        batch: Graph of each node, ``(n,)``, ascending; None for one graph.
+        num_graphs: Number of graphs.
+
+    Returns:
+        ``(n, h)``; zeros for a graph of one node or of equal rows, whose trace is 0.
+    """
+    shrunk = centered * _spread(inverse(_peak(centered, batch, num_graphs)), batch)  # squares can't overflow
+    rows = shrunk.square().sum(dim=1)
+    trace = rows.sum().reshape(1) if batch is None else scatter(rows, batch, dim_size=num_graphs, reduce="sum")
+    return shrunk * _spread(inverse(trace.sqrt()), batch)
+
+
+def covariance_product(factor: Factor, x: Tensor, batch: Tensor | None = None, num_graphs: int = 1) -> Tensor:
+    r"""$\hat R (\hat R^\top X)$ within each graph: time $O(n h f)$, memory $O(n (h + f) + h f)$ (step 3, exact).
+
+    Args:
+        factor: $\hat R$, ``(n, h)``, or a :class:`SparseFactor`.
+        x: $X$, ``(n, channels)``.
+        batch: Graph of each node, ``(n,)``, ascending; None for one graph.
+        num_graphs: Number of graphs.
+
+    Returns:
+        ``(n, channels)``.
+    """
+    if isinstance(factor, SparseFactor):
+        return _sparse_product(factor, x, batch, num_graphs)
+    if batch is None:
+        return factor @ (factor.t() @ x)
+    counts = degree(batch, num_graphs, dtype=torch.long)
+    largest = int(counts.max()) if counts.numel() else 0
+    if largest * num_graphs <= _MOST_PADDING * x.size(0):
+        dense, mask = to_dense_batch(factor, batch, max_num_nodes=largest, batch_size=num_graphs)
+        states, _ = to_dense_batch(x, batch, max_num_nodes=largest, batch_size=num_graphs)
+        return torch.bmm(dense, torch.bmm(dense.transpose(1, 2), states))[mask]
+    ends = cumsum(counts).tolist()
+    parts = [factor[i:j] @ (factor[i:j].t() @ x[i:j]) for i, j in zip(ends, ends[1:], strict=False)]
+    return torch.cat(parts)
+
+
+def sparse_factor(x: Tensor, batch: Tensor | None, num_graphs: int, *, unit: bool) -> SparseFactor:
+    r"""The factor of sparse features: $\lVert \Pi X \rVert_F^2 = \lVert X \rVert_F^2 - \sum_g n_g \lVert \mu_g \rVert^2$.
+
+    Args:
+        x: Sparse COO and coalesced, ``(n, d)``.
+        batch: Graph of each node, ``(n,)``, ascending; None for one graph.
+        num_graphs: Number of graphs.
+        unit: Whether the trace becomes 1, else $K = X_c X_c^\\top / d$.
+    """
+    n, d = x.shape
+    graph = torch.zeros(n, dtype=torch.long, device=x.device) if batch is None else batch
+    rows, columns = x.indices()
+    values = x.values()
+    sizes = degree(graph, num_graphs, dtype=values.dtype).clamp(min=1)
+    sums = scatter(values, graph[rows] * d + columns, dim_size=num_graphs * d, reduce="sum").view(num_graphs, d)
+    mean = sums / sizes[:, None]
+    if not unit:
+        return SparseFactor(x, mean, values.new_full((num_graphs,), d**-0.5))
+    total = scatter(values.square(), graph[rows], dim_size=num_graphs, reduce="sum")
+    trace = total - sizes * mean.square().sum(dim=1)
+    rounding = torch.finfo(values.dtype).eps * total * sizes.sqrt()
+    return SparseFactor(x, mean, torch.where(trace > rounding, inverse(trace.clamp(min=0).sqrt()), 0.0))
+
+
+def _sparse_product(factor: SparseFactor, x: Tensor, batch: Tensor | None, num_graphs: int) -> Tensor:
+    features, graph = factor.x, x.new_zeros(x.size(0), dtype=torch.long) if batch is None else batch
+    n, d = features.shape
+    rows, columns = features.indices()
+    values = features.values() * factor.scale[graph[rows]]
+    # Features of another graph are other features: one product serves all graphs.
+    wide = torch.sparse_coo_tensor(torch.stack([rows, graph[rows] * d + columns]), values, (n, num_graphs * d))
+    mean = factor.mean * factor.scale[:, None]
+    sums = scatter(x, graph, dim_size=num_graphs, reduce="sum")
+    inner = torch.sparse.mm(wide.t(), x).view(num_graphs, d, -1) - mean[:, :, None] * sums[:, None, :]
+    shift = torch.bmm(mean[:, None, :], inner).squeeze(1)
+    return torch.sparse.mm(wide, inner.flatten(0, 1)) - shift[graph]
+
+
+def _peak(x: Tensor, batch: Tensor | None, num_graphs: int) -> Tensor:
+    """Largest absolute value of each graph's rows, ``(num_graphs,)``, a constant to autograd."""
+    if x.numel() == 0:
+        return x.new_zeros(num_graphs)
+    rows = torch.linalg.vector_norm(x.detach(), float("inf"), dim=1)
+    return rows.amax().reshape(1) if batch is None else scatter(rows, batch, dim_size=num_graphs, reduce="max")
+
+
+def inverse(x: Tensor) -> Tensor:
+    """``1 / x``, and 0 where x is 0; no NaN enters a gradient."""
+    return torch.where(x > 0, 1.0 / torch.where(x > 0, x, 1.0), 0.0)
+
+
+def _spread(per_graph: Tensor, batch: Tensor | None) -> Tensor:
+    return per_graph if batch is None else per_graph[batch, None]
