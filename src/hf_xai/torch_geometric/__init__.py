@@ -8,8 +8,16 @@ try:
     import torch as _torch  # noqa: F401
     import torch_geometric as _torch_geometric  # noqa: F401
 except ImportError as error:
-    raise MissingDependencyError(
-        f"hf_xai.torch_geometric needs {error.name}: pip install 'hf-xai[graph]'"
-    ) from error
+    raise MissingDependencyError(f"hf_xai.torch_geometric needs {error.name}: pip install 'hf-xai[graph]'") from error
 
-from hf_xai.torch_geometric.all_in import AllInConfig, AllInConv, AllInEncoder, CovarianceOperators
+from hf_xai.torch_geometric.all_in import (
+    AddAllInProjection,
+    AllInConfig,
+    AllInConv,
+    AllInEncoder,
+    AllInTransferHead,
+    CovarianceOperators,
+    TrainingFreeConfig,
+    TrainingFreeEncoder,
+    TransferConfig,
+)

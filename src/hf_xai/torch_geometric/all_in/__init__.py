@@ -4,3 +4,6 @@ from hf_xai.torch_geometric.all_in.config import AllInConfig, TransferConfig
 from hf_xai.torch_geometric.all_in.conv import AllInConv
 from hf_xai.torch_geometric.all_in.encoder import AllInEncoder
 from hf_xai.torch_geometric.all_in.operators import CovarianceOperators
+from hf_xai.torch_geometric.all_in.training_free import TrainingFreeConfig, TrainingFreeEncoder
+from hf_xai.torch_geometric.all_in.transfer import AllInTransferHead
+from hf_xai.torch_geometric.all_in.transforms import AddAllInProjection

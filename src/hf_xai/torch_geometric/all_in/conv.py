@@ -125,4 +125,3 @@ class AllInConv(MessagePassing):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, num_operators={self.num_operators})"
-

@@ -113,7 +113,7 @@ class AllInEncoder(HubModule, library_name="hf-xai"):
         feature_ids: FeatureIds | None = None,
         projection_matrix: Tensor | None = None,
     ) -> Tensor:
-        """Encodes the nodes of one graph or batch.
+        """The last states of the nodes of one graph or batch.
 
         Args:
             x: Features, dense or sparse; None or of width 0 where ``pe`` says all.
@@ -129,23 +129,40 @@ class AllInEncoder(HubModule, library_name="hf-xai"):
             DataError: If features, encoding and edges don't fit one another or this encoder.
             ConfigError: If arguments contradict each other.
         """
+        return self.all_states(
+            x,
+            edge_index,
+            batch,
+            edge_weight,
+            edge_attr=edge_attr,
+            pe=pe,
+            allin_r=allin_r,
+            seed=seed,
+            generator=generator,
+            feature_ids=feature_ids,
+            projection_matrix=projection_matrix,
+        )[-1]
+
+    def all_states(
+        self,
+        x: Tensor | None,
+        edge_index: Any,
+        batch: Tensor | None = None,
+        edge_weight: Tensor | None = None,
+        *,
+        edge_attr: Tensor | None = None,
+        pe: Tensor | None = None,
+        allin_r: Tensor | None = None,
+        **projection: Any,
+    ) -> list[Tensor]:
+        r"""$H^{(0)}, \dots, H^{(L)}$; arguments and errors as of :meth:`forward`."""
         edge_index = as_adjacency(edge_index)
         if allin_r is not None:
             r0, factors = self._projected_before(allin_r, edge_index, batch)
         elif x is None or x.size(1) == 0:
             r0, factors = self._without_features(x, pe)
         else:
-            r0, factors = self.operators(
-                x,
-                edge_index,
-                batch,
-                edge_weight,
-                edge_attr=edge_attr,
-                seed=seed,
-                generator=generator,
-                feature_ids=feature_ids,
-                projection_matrix=projection_matrix,
-            )
+            r0, factors = self.operators(x, edge_index, batch, edge_weight, edge_attr=edge_attr, **projection)
         return self.encode(self._initial(r0, pe), edge_index, factors, batch, edge_weight)
 
     def encode(
@@ -155,8 +172,8 @@ class AllInEncoder(HubModule, library_name="hf-xai"):
         factors: Sequence[Factor],
         batch: Tensor | None = None,
         edge_weight: Tensor | None = None,
-    ) -> Tensor:
-        r"""The layers alone.
+    ) -> list[Tensor]:
+        r"""The layers alone: $H^{(0)}, \dots, H^{(L)}$.
 
         Args:
             states: $H^{(0)}$, ``(|V|, config.input_channels)``.
@@ -166,10 +183,11 @@ class AllInEncoder(HubModule, library_name="hf-xai"):
         adjacency = symmetric_norm(edge_index, edge_weight, states.size(0))
         dtype = self.layers[0].mix.weight.dtype
         states, factors = states.to(dtype), [_cast(factor, dtype) for factor in factors]
+        found = [states]
         for layer in self.layers:
-            states = layer(states, adjacency, factors, batch)
-            states = functional.dropout(states, self.config.dropout, self.training)
-        return states
+            states = layer(found[-1], adjacency, factors, batch)
+            found.append(functional.dropout(states, self.config.dropout, self.training))
+        return found
 
     def _initial(self, r0: Tensor, pe: Tensor | None) -> Tensor:
         wanted, width = self.config.pe_dim, 0 if pe is None else pe.size(-1)
@@ -191,9 +209,7 @@ class AllInEncoder(HubModule, library_name="hf-xai"):
         r0 = nothing if self.config.projection == "gaussian" else nothing[:, :0]
         return r0, [nothing] * self.config.num_factors
 
-    def _projected_before(
-        self, allin_r: Tensor, edge_index: Any, batch: Tensor | None
-    ) -> tuple[Tensor, list[Factor]]:
+    def _projected_before(self, allin_r: Tensor, edge_index: Any, batch: Tensor | None) -> tuple[Tensor, list[Factor]]:
         wanted = (self.config.num_factors, self.config.projection_dim)
         if self.config.projection is None:
             raise ConfigError("An encoder with projection=None has no projection to take from allin_r.")

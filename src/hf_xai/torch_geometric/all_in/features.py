@@ -46,7 +46,7 @@ def check_graph(num_nodes: int, edge_index: Any, batch: Tensor | None) -> int:
     elif is_torch_sparse_tensor(edge_index):
         if edge_index.size(0) != num_nodes:
             raise DataError(f"edge_index is for {edge_index.size(0)} nodes, x has {num_nodes}.")
-    elif edge_index.numel() and not (0 <= int(edge_index.min()) and int(edge_index.max()) < num_nodes):
+    elif edge_index.numel() and not (int(edge_index.min()) >= 0 and int(edge_index.max()) < num_nodes):
         raise DataError(f"edge_index must hold nodes from 0 to {num_nodes - 1}, as x has {num_nodes} rows.")
     if batch is None:
         return 1

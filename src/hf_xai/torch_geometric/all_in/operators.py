@@ -203,9 +203,7 @@ class CovarianceOperators(MessagePassing):
             return 0  # a matrix is given, or the draw below breaks the graph
         return int(torch.randint(_SEEDS, (), generator=generator, device=generator.device if generator else "cpu"))
 
-    def _first(
-        self, x: Tensor, seed: int, feature_ids: FeatureIds | None, projection_matrix: Tensor | None
-    ) -> Tensor:
+    def _first(self, x: Tensor, seed: int, feature_ids: FeatureIds | None, projection_matrix: Tensor | None) -> Tensor:
         if self.projection is None:
             check_finite(x if x.layout == torch.strided else x.values(), x)
             return x

@@ -1,0 +1,389 @@
+"""A head on a frozen encoder: what has to be fitted for a new data set, in closed form."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.utils import scatter
+
+from hf_xai.distributed import map_dataset
+from hf_xai.errors import ArtifactMismatchError, ConfigError, DataError, NotEnabledError
+from hf_xai.hub import weights_fingerprint
+from hf_xai.torch_geometric.all_in.config import AllInConfig, TransferConfig
+from hf_xai.torch_geometric.all_in.encoder import AllInEncoder, resolved
+from hf_xai.torch_geometric.all_in.hub_module import HubModule
+from hf_xai.torch_geometric.all_in.projection import FeatureIds, feature_fingerprint, projection_seeds
+from hf_xai.torch_geometric.all_in.ridge import fit_ridge, fit_temperature
+from hf_xai.torch_geometric.all_in.training_free import TrainingFreeConfig, TrainingFreeEncoder
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+Encoder = AllInEncoder | TrainingFreeEncoder
+Graphs = Sequence[Data]
+_ENCODERS: dict[str, tuple[Any, Any]] = {
+    AllInConfig.config_type: (AllInConfig, AllInEncoder),
+    TrainingFreeConfig.config_type: (TrainingFreeConfig, TrainingFreeEncoder),
+}
+
+
+class AllInTransferHead(HubModule, library_name="hf-xai"):
+    r"""Predicts on a new data set from a frozen encoder (ALL-IN, arXiv 2605.04834, step 7; closed form: our choice).
+
+    A ridge regression on the encoder's states, one for each of ``num_projections`` projections of the features, whose
+    probabilities are averaged. Penalty and temperature come from exact leave-one-out scores of the rows it is fitted
+    on; there is nothing to tune.
+
+    The projections belong to the head: a prediction about a node is worth nothing under others (sheet, section 3).
+    Hence columns of ``x`` must come in the order of the fit, or be named by ``feature_ids`` in both.
+
+    Args:
+        encoder: `AllInEncoder`, whose weights are frozen here, or `TrainingFreeEncoder`.
+        config: Settings; None for the defaults.
+        settings: Fields of `TransferConfig` to change: ``task``, ``num_projections``, ``seed``, ...
+
+    Attributes:
+        weight: ``(projections, channels, outputs)``.
+        bias: ``(projections, outputs)``.
+        mean, scale: Standardisation of each projection's states, ``(projections, channels)``.
+    """
+
+    config_class = TransferConfig
+    config: TransferConfig
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, encoder: Encoder, config: TransferConfig | None = None, **settings: Any) -> None:
+        super().__init__()
+        if not isinstance(encoder, (AllInEncoder, TrainingFreeEncoder)):
+            raise ConfigError(
+                f"encoder must be an AllInEncoder or a TrainingFreeEncoder, got {type(encoder).__name__}."
+            )
+        self.encoder = encoder.eval().requires_grad_(False)
+        self.config = resolved(TransferConfig, config, settings)
+        self.config.encoder = encoder.config.to_dict()
+        self.seeds = projection_seeds(self.config.seed, self.config.num_projections)
+        count, outputs, channels = self.config.num_projections, self.config.num_outputs or 0, self._num_channels()
+        for name, shape in (
+            ("weight", (count, channels, outputs)),
+            ("bias", (count, outputs)),
+            ("mean", (count, channels)),
+            ("scale", (count, channels)),
+        ):
+            self.register_buffer(name, torch.zeros(shape))
+
+    @classmethod
+    def from_config(cls, config: TransferConfig) -> Self:
+        kind = (config.encoder or {}).get("type")
+        if kind not in _ENCODERS:
+            raise ArtifactMismatchError(f"The head's encoder has the type {kind!r}; known are {', '.join(_ENCODERS)}.")
+        config_class, encoder_class = _ENCODERS[kind]
+        return cls(encoder_class(config_class.from_dict(config.encoder)), config)
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """Labels, in the order of the columns of scores."""
+        return self.config.classes or ()
+
+    def fit(
+        self,
+        data: Data | Graphs,
+        mask: Tensor | None = None,
+        *,
+        feature_ids: FeatureIds | None = None,
+        batch_size: int = 64,
+        accelerator: "Accelerator | None" = None,
+    ) -> Self:
+        """Fits the head; the encoder stays as it is.
+
+        Args:
+            data: One graph with ``y`` for each node (``task="node"``), or graphs with one ``y`` each.
+            mask: Rows to fit on, booleans or numbers; by default ``data.train_mask`` where there is one, else all.
+            feature_ids: Names of the columns of ``x``; by default ``data.feature_ids`` where it is there.
+            batch_size: Graphs that are encoded at a time.
+            accelerator: Processes that share the encoding; all get the same head.
+
+        Raises:
+            DataError: If labels are missing, or of one class only, or shapes don't fit.
+        """
+        graphs, first = self._checked(data)
+        feature_ids = _names(first, feature_ids)
+        targets = _labels(graphs, data, self.config.task)
+        rows = _rows(mask if mask is not None else _train_mask(data, self.config.task), targets.size(0))
+        wanted, classes = self._targets(targets[rows])
+        states = self._states(graphs, feature_ids, batch_size, accelerator)[:, rows]
+        mean = states.mean(dim=1)
+        spread = (states - mean[:, None]).square().mean(dim=1).sqrt()
+        spread = torch.where(spread > 0, spread, 1.0)
+        found = fit_ridge((states - mean[:, None]) / spread[:, None], wanted, self.config.alphas)
+        temperature = None
+        if classes is not None:
+            temperature = fit_temperature(found.left_out, wanted.argmax(dim=1))
+        self._keep(found, mean, spread)
+        self.config.alpha, self.config.temperature, self.config.classes = found.alpha, temperature, classes
+        self.config.num_outputs = wanted.size(1)
+        self.config.num_features = int(first.x.size(1)) if first.x is not None else 0
+        self.config.feature_fingerprint = feature_fingerprint(feature_ids)
+        self.config.encoder_fingerprint = weights_fingerprint(self.encoder)
+        self.config.data = self._figures(found.left_out, wanted, len(graphs))
+        return self
+
+    def forward(
+        self,
+        x: Tensor | None,
+        edge_index: Any,
+        batch: Tensor | None = None,
+        edge_weight: Tensor | None = None,
+        **inputs: Any,
+    ) -> Tensor:
+        """Scores, averaged over the projections and differentiable: ``(nodes or graphs, outputs)``.
+
+        Args:
+            x, edge_index, batch, edge_weight, inputs: As of the encoder (``pe``, ``edge_attr``, ``feature_ids``).
+        """
+        self._require_fitted()
+        return self._scores(self._encoded(x, edge_index, batch, edge_weight, **inputs)).mean(dim=0)
+
+    def predict(self, data: Data | Graphs, **options: Any) -> Tensor:
+        """Labels, ``(rows,)``, or values, ``(rows, outputs)``; arguments as of :meth:`predict_proba`."""
+        if self.config.objective == "regression":
+            return self.projection_scores(data, **options).mean(dim=0)
+        return torch.tensor(self.classes)[self.predict_proba(data, **options).argmax(dim=1)]
+
+    def predict_proba(self, data: Data | Graphs, **options: Any) -> Tensor:
+        """Probabilities, averaged over the projections, ``(rows, classes)``.
+
+        Args:
+            data: A graph or graphs, as in :meth:`fit`.
+            options: ``feature_ids``, ``batch_size`` and ``accelerator``, as of :meth:`fit`.
+        """
+        if self.config.objective == "regression":
+            raise ConfigError('A head with objective="regression" has no probabilities; call predict().')
+        self._require_fitted()
+        scores = self.projection_scores(data, **options)
+        return torch.softmax(scores / cast(float, self.config.temperature), dim=2).mean(dim=0)
+
+    def projection_scores(
+        self,
+        data: Data | Graphs,
+        *,
+        feature_ids: FeatureIds | None = None,
+        batch_size: int = 64,
+        accelerator: "Accelerator | None" = None,
+    ) -> Tensor:
+        """Scores of each projection, ``(projections, rows, outputs)``: how far they agree says how sure they are.
+
+        Raises:
+            NotEnabledError: If the head is not fitted.
+            ArtifactMismatchError: If the features are not those of the fit.
+        """
+        self._require_fitted()
+        graphs, first = self._checked(data)
+        feature_ids = _names(first, feature_ids)
+        self._check_features(first, feature_ids)
+        return self._scores(self._states(graphs, feature_ids, batch_size, accelerator).to(self.weight))
+
+    def score(self, data: Data | Graphs, mask: Tensor | None = None, **options: Any) -> float:
+        """Accuracy, or R^2 for values, on the rows of ``mask``; arguments as of :meth:`predict_proba`."""
+        graphs, _ = self._checked(data)
+        targets = _labels(graphs, data, self.config.task)
+        rows = _rows(mask, targets.size(0))
+        found, wanted = self.predict(data, **options)[rows], targets[rows]
+        if self.config.objective == "classification":
+            return float((found == wanted).double().mean())
+        wanted = wanted.double().reshape(found.shape)
+        rest, spread = (found - wanted).square().sum(), (wanted - wanted.mean(dim=0)).square().sum()
+        return float(1 - rest / spread)
+
+    def _num_channels(self) -> int:
+        width = self.encoder.out_channels
+        if self.config.raw_states:
+            if isinstance(self.encoder, TrainingFreeEncoder):
+                raise ConfigError("raw_states needs an AllInEncoder; the training-free features hold the raw ones.")
+            width += self.encoder.config.input_channels
+        return width * (2 if self.config.task == "graph" and self.config.pooling == "mean_std" else 1)
+
+    def _encoded(self, x: Any, edge_index: Any, batch: Any, edge_weight: Any, **inputs: Any) -> Tensor:
+        """States under every projection, pooled for graphs: ``(projections, rows, channels)``."""
+        found = []
+        for seed in self.seeds:
+            if self.config.raw_states:
+                states = self.encoder.all_states(x, edge_index, batch, edge_weight, seed=seed, **inputs)
+                states = torch.cat([states[0], states[-1]], dim=1)
+            else:
+                states = self.encoder(x, edge_index, batch, edge_weight, seed=seed, **inputs)
+            found.append(pooled(states, batch, self.config.pooling) if self.config.task == "graph" else states)
+        return torch.stack(found)
+
+    @torch.no_grad()
+    def _states(
+        self,
+        graphs: Graphs,
+        feature_ids: FeatureIds | None,
+        batch_size: int,
+        accelerator: "Accelerator | None",
+    ) -> Tensor:
+        device = next((tensor.device for tensor in (*self.encoder.parameters(), self.weight)), torch.device("cpu"))
+
+        def encode(part: list[Data]) -> dict[str, Tensor]:
+            batch = Batch.from_data_list([_inputs(graph) for graph in part]).to(device)
+            inputs = {name: batch[name] for name in ("pe", "edge_attr") if name in batch and self._takes(name)}
+            if feature_ids is not None:
+                inputs["feature_ids"] = feature_ids
+            edges = batch.adj_t if batch.edge_index is None else batch.edge_index
+            graph = batch.batch if self.config.task == "graph" else None
+            states = self._encoded(batch.x, edges, graph, batch.edge_weight, **inputs)
+            return {"states": states.transpose(0, 1) if self.config.task == "graph" else states[None]}
+
+        size = batch_size if self.config.task == "graph" else 1
+        if accelerator is None and len(graphs) <= size:
+            states = encode(list(graphs))["states"].cpu()
+        else:
+            states = map_dataset(encode, graphs, accelerator=accelerator, batch_size=size, description="Encoding")[
+                "states"
+            ]
+        return states.transpose(0, 1) if self.config.task == "graph" else states[0]
+
+    def _takes(self, name: str) -> bool:
+        if isinstance(self.encoder, TrainingFreeEncoder):
+            return False
+        return bool(self.encoder.config.pe_dim if name == "pe" else self.encoder.config.edge_features)
+
+    def _scores(self, states: Tensor) -> Tensor:
+        states = (states.to(self.weight.dtype) - self.mean[:, None]) / self.scale[:, None]
+        return states @ self.weight + self.bias[:, None]
+
+    def _keep(self, found: Any, mean: Tensor, spread: Tensor) -> None:
+        device = self.weight.device
+        for name, value in (("weight", found.weight), ("bias", found.bias), ("mean", mean), ("scale", spread)):
+            setattr(self, name, value.to(device, torch.float32))
+
+    def _figures(self, left_out: Tensor, wanted: Tensor, graphs: int) -> dict[str, Any]:
+        scores = left_out.mean(dim=0)
+        figures: dict[str, Any] = {"rows": wanted.size(0), "graphs": graphs}
+        if self.config.objective == "classification":
+            figures["left_out_accuracy"] = float((scores.argmax(dim=1) == wanted.argmax(dim=1)).double().mean())
+        else:
+            figures["left_out_mean_squared_error"] = float((scores - wanted).square().mean())
+        return figures
+
+    def _targets(self, labels: Tensor) -> tuple[Tensor, tuple[int, ...] | None]:
+        if labels.size(0) < 2:
+            raise DataError(f"A head needs two rows or more to be fitted on, got {labels.size(0)}.")
+        if self.config.objective == "regression":
+            values = labels.double().reshape(labels.size(0), -1)
+            if not bool(torch.isfinite(values).all()):
+                raise DataError("y must be finite on the rows to fit on.")
+            return values, None
+        if labels.dim() != 1 or labels.is_floating_point():
+            raise DataError(
+                f"y must be integers, one a row, got {labels.dtype} {tuple(labels.shape)}; values need "
+                'objective="regression".'
+            )
+        classes = labels.unique()
+        if classes.numel() < 2:
+            raise DataError(f"The rows to fit on are all of class {classes.tolist()}; two or more are needed.")
+        return (labels[:, None] == classes).double(), tuple(classes.tolist())
+
+    def _checked(self, data: Any) -> tuple[Graphs, Data]:
+        if isinstance(data, HeteroData):
+            raise DataError(
+                "ALL-IN has one projection and one kind of node, and can't take HeteroData. "
+                "data.to_homogeneous() makes it so where all types share their features."
+            )
+        if self.config.task == "node":
+            if not isinstance(data, Data):
+                raise DataError(f'task="node" takes one graph (Data), got {type(data).__name__}.')
+            return [data], data
+        if isinstance(data, Batch):
+            data = data.to_data_list()
+        if isinstance(data, Data) or not hasattr(data, "__getitem__") or not len(data):
+            raise DataError('task="graph" takes one or more graphs, as a list or a PyG data set.')
+        return data, data[0]
+
+    def _check_features(self, first: Data, feature_ids: FeatureIds | None) -> None:
+        width = int(first.x.size(1)) if first.x is not None else 0
+        if width != self.config.num_features:
+            raise ArtifactMismatchError(
+                f"The head was fitted on {self.config.num_features} features, x has {width}. The encoder takes any "
+                "width, a head that of its data set: fit another one."
+            )
+        if feature_fingerprint(feature_ids) != self.config.feature_fingerprint:
+            named = "under other names" if feature_ids is not None else "with names"
+            was = named if self.config.feature_fingerprint else "without names"
+            raise ArtifactMismatchError(f"The head was fitted {was} of the features (feature_ids).")
+
+    def _require_fitted(self) -> None:
+        if not self.config.num_outputs:
+            raise NotEnabledError("This head is not fitted; call fit() first.")
+
+
+def pooled(states: Tensor, batch: Tensor | None, pooling: str) -> Tensor:
+    """Readout of graphs from their nodes: means and standard deviations, or sums.
+
+    Args:
+        states: ``(nodes, channels)``.
+        batch: Graph of each node, ascending; None for one graph.
+        pooling: ``"mean_std"`` or ``"sum"``.
+
+    Returns:
+        ``(graphs, 2 * channels)`` or ``(graphs, channels)``.
+    """
+    if batch is None:
+        batch = torch.zeros(states.size(0), dtype=torch.long, device=states.device)
+    if pooling == "sum":
+        return scatter(states, batch, reduce="sum")
+    mean = scatter(states, batch, reduce="mean")
+    variance = scatter((states - mean[batch]).square(), batch, reduce="mean")
+    return torch.cat([mean, (variance + 1e-12).sqrt()], dim=1)
+
+
+def _inputs(graph: Data) -> Data:
+    names = ("x", "edge_index", "adj_t", "edge_weight", "edge_attr", "pe")
+    kept = {name: graph[name] for name in names if name in graph and graph[name] is not None}
+    return Data(num_nodes=graph.num_nodes, **kept)
+
+
+def _names(first: Data, feature_ids: FeatureIds | None) -> FeatureIds | None:
+    return feature_ids if feature_ids is not None else first.get("feature_ids")
+
+
+def _labels(graphs: Graphs, data: Any, task: str) -> Tensor:
+    if task == "node":
+        if data.y is None or data.y.size(0) != data.num_nodes:
+            raise DataError("data.y must hold a label for each node.")
+        return data.y
+    missing = [number for number, graph in enumerate(graphs) if graph.y is None]
+    if missing:
+        raise DataError(f"Every graph needs a label y; missing from graph {missing[0]}.")
+    labels = [torch.as_tensor(graph.y).reshape(1, -1) for graph in graphs]
+    if len({label.size(1) for label in labels}) != 1:
+        raise DataError("Every graph needs a label y of the same size.")
+    found = torch.cat(labels)
+    return found[:, 0] if found.size(1) == 1 else found
+
+
+def _train_mask(data: Any, task: str) -> Tensor | None:
+    return data.get("train_mask") if task == "node" else None
+
+
+def _rows(mask: Any, count: int) -> Tensor:
+    if mask is None:
+        return torch.arange(count)
+    mask = torch.as_tensor(np.asarray(mask)) if not isinstance(mask, Tensor) else mask
+    if mask.dtype == torch.bool:
+        if mask.shape != (count,):
+            raise DataError(f"mask must have one entry for each of the {count} rows, got {tuple(mask.shape)}.")
+        return mask.nonzero().flatten().cpu()
+    if (
+        mask.dim() != 1
+        or mask.is_floating_point()
+        or (mask.numel() and not (int(mask.min()) >= 0 and int(mask.max()) < count))
+    ):
+        raise DataError(f"mask must be booleans, or numbers of rows from 0 to {count - 1}.")
+    return mask.long().cpu()
