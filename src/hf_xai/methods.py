@@ -138,6 +138,16 @@ METHODS: tuple[Method, ...] = (
         paper="arXiv:2605.04834",
         purpose="Use one graph model on graphs whose nodes have other features.",
         home="torch_geometric/all_in",
+        status="available",
+        names={
+            "AddAllInProjection": "hf_xai.torch_geometric:AddAllInProjection",
+            "AllInConfig": "hf_xai.torch_geometric:AllInConfig",
+            "AllInConv": "hf_xai.torch_geometric:AllInConv",
+            "AllInEncoder": "hf_xai.torch_geometric:AllInEncoder",
+            "AllInTransferHead": "hf_xai.torch_geometric:AllInTransferHead",
+            "CovarianceOperators": "hf_xai.torch_geometric:CovarianceOperators",
+            "TrainingFreeEncoder": "hf_xai.torch_geometric:TrainingFreeEncoder",
+        },
     ),
     Method(
         title="TreeGrad, -Ranker, -Shap, TreeProb",

@@ -21,3 +21,15 @@ from hf_xai.torch_geometric.all_in import (
     TrainingFreeEncoder,
     TransferConfig,
 )
+
+__all__ = [
+    "AddAllInProjection",
+    "AllInConfig",
+    "AllInConv",
+    "AllInEncoder",
+    "AllInTransferHead",
+    "CovarianceOperators",
+    "TrainingFreeConfig",
+    "TrainingFreeEncoder",
+    "TransferConfig",
+]

@@ -7,3 +7,15 @@ from hf_xai.torch_geometric.all_in.operators import CovarianceOperators
 from hf_xai.torch_geometric.all_in.training_free import TrainingFreeConfig, TrainingFreeEncoder
 from hf_xai.torch_geometric.all_in.transfer import AllInTransferHead
 from hf_xai.torch_geometric.all_in.transforms import AddAllInProjection
+
+__all__ = [
+    "AddAllInProjection",
+    "AllInConfig",
+    "AllInConv",
+    "AllInEncoder",
+    "AllInTransferHead",
+    "CovarianceOperators",
+    "TrainingFreeConfig",
+    "TrainingFreeEncoder",
+    "TransferConfig",
+]

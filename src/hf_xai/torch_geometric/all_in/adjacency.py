@@ -20,12 +20,18 @@ class Adjacency(NamedTuple):
     Args:
         edge_index: ``(2, |E|)``, or a sparse matrix that holds the weights.
         edge_weight: ``(|E|,)``; None where ``edge_index`` is a sparse matrix.
-        loop_weight: ``(n, 1)``; None for no loops.
+        loop_weight: ``(n, 1)``.
     """
 
     edge_index: Any
     edge_weight: Tensor | None
-    loop_weight: Tensor | None
+    loop_weight: Tensor
+
+    def to(self, dtype: torch.dtype) -> "Adjacency":
+        """With weights of another number type."""
+        if self.edge_weight is None:
+            return Adjacency(self.edge_index.to(dtype), None, self.loop_weight.to(dtype))
+        return Adjacency(self.edge_index, self.edge_weight.to(dtype), self.loop_weight.to(dtype))
 
 
 def random_walk_norm(edge_index: Any, edge_weight: Tensor | None, num_nodes: int) -> Adjacency:

@@ -101,6 +101,8 @@ class TransferConfig(
         task: ``"node"`` or ``"graph"``: what a prediction is about.
         objective: ``"classification"`` or ``"regression"``.
         num_projections: Projections that are averaged. Default 8: our measurement, the largest single gain.
+        ensemble: ``"average"`` averages the probabilities of a regression for each projection; ``"joint"`` makes one
+            regression on the states of all projections side by side (our choice).
         seed: Of those projections; they belong to this data set and are rebuilt at every prediction.
         pooling: Of a graph's nodes: means and standard deviations, or sums.
         raw_states: Whether the input states of the encoder stand beside its last ones (our choice).
@@ -120,6 +122,7 @@ class TransferConfig(
     task: Literal["node", "graph"] = "node"
     objective: Literal["classification", "regression"] = "classification"
     num_projections: int = 8
+    ensemble: Literal["average", "joint"] = "average"
     seed: int = 0
     pooling: Literal["mean_std", "sum"] = "mean_std"
     raw_states: bool = False
@@ -137,6 +140,7 @@ class TransferConfig(
     def __post_init__(self) -> None:
         check_choice("task", self.task, ("node", "graph"))
         check_choice("objective", self.objective, ("classification", "regression"))
+        check_choice("ensemble", self.ensemble, ("average", "joint"))
         check_choice("pooling", self.pooling, ("mean_std", "sum"))
         check_choice("raw_states", self.raw_states, (True, False))
         check_integer("num_projections", self.num_projections, 1)

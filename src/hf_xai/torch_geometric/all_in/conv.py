@@ -21,18 +21,18 @@ from hf_xai.torch_geometric.all_in.features import check_graph
 class AllInConv(MessagePassing):
     r"""Mixes each node with itself, its neighbours and nodes of like features (ALL-IN, arXiv 2605.04834, Sec. 4).
 
-    $$H' = H W_I \,\Vert\, \hat A H W_A \,\Vert_{p}\, \sqrt{h}\, \hat R^{(p)} (\hat R^{(p)\top} H) W_p, \qquad
+    $$H' = H W_I \,\Vert\, \hat A H W_A \,\Vert_{p}\, h\, \hat R^{(p)} (\hat R^{(p)\top} H) W_p, \qquad
     \hat A = D^{-1/2} (A + I) D^{-1/2}$$
 
     The kind of GNN layer for each operator is not known of the paper; a linear map each is our choice, as is
-    $\sqrt h$ for factors of trace 1, whose products shrink with the largest eigenvalue of $K$.
+    $h$ for factors of trace 1: it makes the mean eigenvalue of the operator 1, of the order of $\hat A$'s.
 
     Args:
         in_channels: Width of the states.
         out_channels: Width that each operator gives.
         num_operators: Operators, the identity and the adjacency with them, >= 2; so many factors more than 2.
         normalize: Whether to normalise the adjacency; if not, ``edge_weight`` is taken as it is and has the loops.
-        rescale: Whether products with factors are multiplied by $\sqrt h$, as suits factors of trace 1.
+        rescale: Whether products with factors are multiplied by $h$, as suits factors of trace 1.
         bias: Whether the linear maps have a bias.
 
     Shapes:
@@ -91,9 +91,10 @@ class AllInConv(MessagePassing):
                 f"num_operators={self.num_operators} are the identity, the adjacency and {self.num_operators - 2} "
                 f"factors, got {len(factors)} factors."
             )
-        adjacency = self._adjacency(edge_index, edge_weight, x.size(0))
+        adjacency = self._adjacency(edge_index, edge_weight, x)
         num_graphs = check_graph(x.size(0), None, batch)
-        branches = [x, self._neighbours(x, adjacency)]
+        edges, weight, loops = adjacency
+        branches = [x, self.propagate(edges, x=x, edge_weight=weight) + loops * x]
         branches += [self._covariance(factor, x, batch, num_graphs) for factor in factors]
         return torch.cat([lin(branch) for lin, branch in zip(self.lins, branches, strict=True)], dim=-1)
 
@@ -103,25 +104,19 @@ class AllInConv(MessagePassing):
     def message_and_aggregate(self, edge_index: Any, x: Tensor) -> Tensor:
         return spmm(edge_index, x, reduce=self.aggr)
 
-    def _adjacency(self, edge_index: Any, edge_weight: Tensor | None, num_nodes: int) -> Adjacency:
+    def _adjacency(self, edge_index: Any, edge_weight: Tensor | None, x: Tensor) -> Adjacency:
         if isinstance(edge_index, Adjacency):
             return edge_index
         edge_index = as_adjacency(edge_index)
-        check_graph(num_nodes, edge_index, None)
+        check_graph(x.size(0), edge_index, None)
         if self.normalize:
-            return symmetric_norm(edge_index, edge_weight, num_nodes)
-        return Adjacency(edge_index, edge_weight, None)
-
-    def _neighbours(self, x: Tensor, adjacency: Adjacency) -> Tensor:
-        edge_index, weight, loops = adjacency
-        weight = None if weight is None else weight.to(x.dtype)
-        found = self.propagate(edge_index, x=x, edge_weight=weight)
-        return found if loops is None else found + loops.to(x.dtype) * x
+            return symmetric_norm(edge_index, edge_weight, x.size(0)).to(x.dtype)
+        return Adjacency(edge_index, edge_weight, x.new_zeros(x.size(0), 1))
 
     def _covariance(self, factor: Factor, x: Tensor, batch: Tensor | None, num_graphs: int) -> Tensor:
         product = covariance_product(factor, x, batch, num_graphs)
         width = factor.x.size(1) if isinstance(factor, SparseFactor) else factor.size(1)
-        return width**0.5 * product if self.rescale else product
+        return width * product if self.rescale else product
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, num_operators={self.num_operators})"

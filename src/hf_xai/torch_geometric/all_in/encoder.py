@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -96,7 +96,7 @@ class AllInEncoder(HubModule, library_name="hf-xai"):
 
     def reset_parameters(self) -> None:
         for layer in self.layers:
-            layer.reset_parameters()
+            cast(AllInLayer, layer).reset_parameters()
 
     def forward(
         self,
@@ -123,7 +123,10 @@ class AllInEncoder(HubModule, library_name="hf-xai"):
             edge_attr: Features of the edges, where ``config.edge_features``.
             pe: Structural encoding, ``(|V|, config.pe_dim)``.
             allin_r: What `AddAllInProjection` stored, in place of the projection of ``x``.
-            seed, generator, feature_ids, projection_matrix: See `CovarianceOperators`.
+            seed: Of the projection.
+            generator: Draws the seed in its place.
+            feature_ids: Names of the columns of ``x``.
+            projection_matrix: The projection itself, ``(F, config.projection_dim)``.
 
         Raises:
             DataError: If features, encoding and edges don't fit one another or this encoder.
@@ -177,11 +180,13 @@ class AllInEncoder(HubModule, library_name="hf-xai"):
 
         Args:
             states: $H^{(0)}$, ``(|V|, config.input_channels)``.
-            edge_index, batch, edge_weight: As of :meth:`forward`.
+            edge_index: As of :meth:`forward`.
             factors: As of `CovarianceOperators`.
+            batch: As of :meth:`forward`.
+            edge_weight: As of :meth:`forward`.
         """
-        adjacency = symmetric_norm(edge_index, edge_weight, states.size(0))
-        dtype = self.layers[0].mix.weight.dtype
+        dtype = next(self.parameters()).dtype
+        adjacency = symmetric_norm(edge_index, edge_weight, states.size(0)).to(dtype)
         states, factors = states.to(dtype), [_cast(factor, dtype) for factor in factors]
         found = [states]
         for layer in self.layers:
@@ -222,7 +227,7 @@ class AllInEncoder(HubModule, library_name="hf-xai"):
         return self.operators.normalize(allin_r.unbind(dim=1), batch, num_graphs)
 
 
-def resolved(kind: type, config: Any, settings: dict[str, Any]) -> Any:
+def resolved(kind: Any, config: Any, settings: dict[str, Any]) -> Any:
     """A copy of ``config``, or of the defaults, with ``settings`` changed.
 
     Raises:

@@ -1,6 +1,7 @@
 r"""Node covariances in factor form: $\tilde K H = \hat R (\hat R^\top H)$, never an $n \times n$ matrix."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -41,10 +42,8 @@ def center(x: Tensor, batch: Tensor | None = None, num_graphs: int = 1) -> Tenso
     """
     if x.size(0) == 0:
         return x
-    if batch is None:
-        centered = x - x.mean(dim=0)
-    else:
-        centered = x - scatter(x, batch, dim_size=num_graphs, reduce="mean")[batch]
+    mean = x.mean(dim=0) if batch is None else scatter(x, batch, dim_size=num_graphs, reduce="mean")[batch]
+    centered = x - mean
     rounding = _ROUNDINGS * torch.finfo(x.dtype).eps * _peak(x, batch, num_graphs)
     return centered * _spread((_peak(centered, batch, num_graphs) > rounding).to(x.dtype), batch)
 
@@ -99,18 +98,18 @@ def covariance_product(factor: Factor, x: Tensor, batch: Tensor | None = None, n
         states, _ = to_dense_batch(x, batch, max_num_nodes=largest, batch_size=num_graphs)
         return torch.bmm(dense, torch.bmm(dense.transpose(1, 2), states))[mask]
     ends = cumsum(counts).tolist()
-    parts = [factor[i:j] @ (factor[i:j].t() @ x[i:j]) for i, j in zip(ends, ends[1:], strict=False)]
+    parts = [factor[i:j] @ (factor[i:j].t() @ x[i:j]) for i, j in pairwise(ends)]
     return torch.cat(parts)
 
 
 def sparse_factor(x: Tensor, batch: Tensor | None, num_graphs: int, *, unit: bool) -> SparseFactor:
-    r"""The factor of sparse features: $\lVert \Pi X \rVert_F^2 = \lVert X \rVert_F^2 - \sum_g n_g \lVert \mu_g \rVert^2$.
+    r"""The factor of sparse features; $\lVert \Pi X \rVert_F^2 = \lVert X \rVert_F^2 - n \lVert \mu \rVert^2$.
 
     Args:
         x: Sparse COO and coalesced, ``(n, d)``.
         batch: Graph of each node, ``(n,)``, ascending; None for one graph.
         num_graphs: Number of graphs.
-        unit: Whether the trace becomes 1, else $K = X_c X_c^\\top / d$.
+        unit: Whether the trace becomes 1, else $K = X_c X_c^\top / d$.
     """
     n, d = x.shape
     graph = torch.zeros(n, dtype=torch.long, device=x.device) if batch is None else batch

@@ -30,7 +30,7 @@ class HubModule(torch.nn.Module, PyTorchModelHubMixin):
         """The module of a config, with weights of the right sizes. For subclasses."""
         return cls(config)
 
-    def save_pretrained(  # type: ignore[override]
+    def save_pretrained(
         self,
         save_directory: str | Path,
         *,
@@ -70,7 +70,7 @@ class HubModule(torch.nn.Module, PyTorchModelHubMixin):
         return self.push_to_hub(repo_id or folder.name, model_card_kwargs=model_card_kwargs, **push_to_hub_kwargs)
 
     @classmethod
-    def from_pretrained(  # type: ignore[override]
+    def from_pretrained(
         cls,
         pretrained_model_name_or_path: str | Path,
         *,
@@ -101,9 +101,7 @@ class HubModule(torch.nn.Module, PyTorchModelHubMixin):
         module.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
         return module.to(map_location).eval()
 
-    def push_to_hub(  # type: ignore[override]
-        self, repo_id: str, *, model_card_kwargs: dict[str, Any] | None = None, **hub_kwargs: Any
-    ) -> str:
+    def push_to_hub(self, repo_id: str, *, model_card_kwargs: dict[str, Any] | None = None, **hub_kwargs: Any) -> str:
         """Pushes the files of :meth:`save_pretrained`; the card takes the place of the repository's.
 
         Args:
@@ -125,7 +123,7 @@ class HubModule(torch.nn.Module, PyTorchModelHubMixin):
             self.generate_model_card(**fields)  # what can't be rendered fails before a repository is created
             return super().push_to_hub(repo_id, model_card_kwargs=fields, **hub_kwargs)
 
-    def generate_model_card(self, **fields: Any) -> ModelCard:  # type: ignore[override]
+    def generate_model_card(self, **fields: Any) -> ModelCard:
         """The card, see `HubConfig.generate_model_card`."""
         return self.config.generate_model_card(**fields)
 

@@ -55,7 +55,8 @@ class CovarianceOperators(MessagePassing):
     Shapes:
         - **input:** ``x`` $(|V|, F)$, dense or sparse, of any $F$; ``edge_index`` $(2, |E|)$ or sparse; ``batch``
           $(|V|,)$
-        - **output:** $R^{(0)}$ $(|V|, h)$ and the $\hat R^{(p)}$, $(|V|, h)$ each; float64 for such features, else float32
+        - **output:** $R^{(0)}$ $(|V|, h)$ and the $\hat R^{(p)}$, $(|V|, h)$ each, in float32 or
+          float64
     """
 
     def __init__(
@@ -237,12 +238,10 @@ class CovarianceOperators(MessagePassing):
         return found
 
     def _mixed(self, r: Tensor, adjacency: Adjacency) -> Tensor:
-        edge_index, weight, loops = adjacency
         if r.layout != torch.strided:
             return _sparse_mixed(r, adjacency)
-        if weight is None:
-            return self.propagate(edge_index.to(r.dtype), x=r, edge_weight=None) + loops.to(r.dtype) * r
-        return self.propagate(edge_index, x=r, edge_weight=weight.to(r.dtype)) + loops.to(r.dtype) * r
+        edges, weight, loops = adjacency.to(r.dtype)
+        return self.propagate(edges, x=r, edge_weight=weight) + loops * r
 
     def _factor(self, r: Tensor, batch: Tensor | None, num_graphs: int) -> Factor:
         if r.layout != torch.strided:
@@ -260,7 +259,7 @@ class CovarianceOperators(MessagePassing):
 
 
 def _sparse_mixed(r: Tensor, adjacency: Adjacency) -> Tensor:
-    edge_index, weight, loops = adjacency
+    edge_index, weight, loops = adjacency.to(r.values().dtype)
     n = r.size(0)
     nodes = torch.arange(n, device=r.device)
     if weight is None:
@@ -269,5 +268,5 @@ def _sparse_mixed(r: Tensor, adjacency: Adjacency) -> Tensor:
     else:
         edges = edge_index.flip(0)
     indices = torch.cat([edges, torch.stack([nodes, nodes])], dim=1)
-    values = torch.cat([weight, loops.view(-1)]).to(r.values().dtype)
+    values = torch.cat([weight, loops.view(-1)])
     return torch.sparse.mm(torch.sparse_coo_tensor(indices, values, (n, n)), r).coalesce()

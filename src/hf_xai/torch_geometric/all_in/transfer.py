@@ -34,7 +34,7 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
     r"""Predicts on a new data set from a frozen encoder (ALL-IN, arXiv 2605.04834, step 7; closed form: our choice).
 
     A ridge regression on the encoder's states, one for each of ``num_projections`` projections of the features, whose
-    probabilities are averaged. Penalty and temperature come from exact leave-one-out scores of the rows it is fitted
+    probabilities are averaged, or one for all together (``ensemble``). Penalty and temperature come from exact leave-one-out scores of the rows it is fitted
     on; there is nothing to tune.
 
     The projections belong to the head: a prediction about a node is worth nothing under others (sheet, section 3).
@@ -46,9 +46,9 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
         settings: Fields of `TransferConfig` to change: ``task``, ``num_projections``, ``seed``, ...
 
     Attributes:
-        weight: ``(projections, channels, outputs)``.
-        bias: ``(projections, outputs)``.
-        mean, scale: Standardisation of each projection's states, ``(projections, channels)``.
+        weight: ``(regressions, channels, outputs)``: as many as projections, or 1 if joint.
+        bias: ``(regressions, outputs)``.
+        mean, scale: Standardisation of the states, ``(regressions, channels)``.
     """
 
     config_class = TransferConfig
@@ -68,7 +68,9 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
         self.config = resolved(TransferConfig, config, settings)
         self.config.encoder = encoder.config.to_dict()
         self.seeds = projection_seeds(self.config.seed, self.config.num_projections)
-        count, outputs, channels = self.config.num_projections, self.config.num_outputs or 0, self._num_channels()
+        count, channels, outputs = self.config.num_projections, self._num_channels(), self.config.num_outputs or 0
+        if self.config.ensemble == "joint":
+            count, channels = 1, count * channels
         for name, shape in (
             ("weight", (count, channels, outputs)),
             ("bias", (count, outputs)),
@@ -144,7 +146,11 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
         """Scores, averaged over the projections and differentiable: ``(nodes or graphs, outputs)``.
 
         Args:
-            x, edge_index, batch, edge_weight, inputs: As of the encoder (``pe``, ``edge_attr``, ``feature_ids``).
+            x: Features of the nodes.
+            edge_index: Edges.
+            batch: Graph of each node, ascending.
+            edge_weight: Weights of the edges.
+            inputs: More of the encoder's: ``pe``, ``edge_attr``, ``feature_ids``.
         """
         self._require_fitted()
         return self._scores(self._encoded(x, edge_index, batch, edge_weight, **inputs)).mean(dim=0)
@@ -178,6 +184,8 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
     ) -> Tensor:
         """Scores of each projection, ``(projections, rows, outputs)``: how far they agree says how sure they are.
 
+        An ensemble that is joint has scores of all projections together, ``(1, rows, outputs)``.
+
         Raises:
             NotEnabledError: If the head is not fitted.
             ArtifactMismatchError: If the features are not those of the fit.
@@ -209,7 +217,7 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
         return width * (2 if self.config.task == "graph" and self.config.pooling == "mean_std" else 1)
 
     def _encoded(self, x: Any, edge_index: Any, batch: Any, edge_weight: Any, **inputs: Any) -> Tensor:
-        """States under every projection, pooled for graphs: ``(projections, rows, channels)``."""
+        """States under every projection, pooled for graphs: ``(regressions, rows, channels)``."""
         found = []
         for seed in self.seeds:
             if self.config.raw_states:
@@ -218,7 +226,7 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
             else:
                 states = self.encoder(x, edge_index, batch, edge_weight, seed=seed, **inputs)
             found.append(pooled(states, batch, self.config.pooling) if self.config.task == "graph" else states)
-        return torch.stack(found)
+        return torch.cat(found, dim=1)[None] if self.config.ensemble == "joint" else torch.stack(found)
 
     @torch.no_grad()
     def _states(

@@ -14,7 +14,7 @@ from hf_xai.torch_geometric.all_in.projection import FeatureIds, check_feature_i
 
 @functional_transform("add_all_in_projection")
 class AddAllInProjection(BaseTransform):
-    r"""Adds the propagated projections $R^{(0)}, \dots, R^{(k)}$ of the features, as ``data.allin_r`` (ALL-IN, step 2).
+    r"""Adds the propagated projections $R^{(0)}, \dots, R^{(k)}$ as ``data.allin_r`` (ALL-IN, step 2).
 
     ``encoder(data.x, data.edge_index, allin_r=data.allin_r)`` then projects nothing, and batches of a loader that
     samples nodes carry the projections of the whole graph. They are raw: the encoder centres and scales them.
