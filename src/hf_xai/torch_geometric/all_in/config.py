@@ -33,6 +33,8 @@ class AllInConfig(
         scale: ``"trace"`` makes every operator's trace 1 and $R^{(0)}$ of unit size, whatever the units of the
             features (our choice); None leaves $K = R_c R_c^\top / h$ as in the paper.
         center: Whether $R^{(0)}$ is centred, too; a constant added to all features then changes nothing.
+        covariance: Whether there are covariance operators; without them a graph network on projected features is left,
+            to compare with.
         edge_features: Whether edge features make operators of their own (step 8; not ablated in the paper).
         dropout: Of the node states, in training.
         seed: Of the projection that is used in evaluation where a call gives no seed.
@@ -46,6 +48,7 @@ class AllInConfig(
     projection: Literal["gaussian"] | None = "gaussian"
     scale: Literal["trace"] | None = "trace"
     center: bool = False
+    covariance: bool = True
     edge_features: bool = False
     dropout: float = 0.0
     seed: int = 0
@@ -62,18 +65,24 @@ class AllInConfig(
             check_integer(name, getattr(self, name), least)
         check_choice("projection", self.projection, ("gaussian", None))
         check_choice("scale", self.scale, ("trace", None))
-        for name in ("center", "edge_features"):
+        for name in ("center", "covariance", "edge_features"):
             check_choice(name, getattr(self, name), (True, False))
         check_share("dropout", self.dropout)
+        if not self.covariance and (self.projection is None or self.edge_features):
+            raise ConfigError('covariance=False needs projection="gaussian" and edge_features=False.')
 
     @property
     def num_factors(self) -> int:
         """Covariance operators: $k + 1$, twice as many with edge features."""
+        if not self.covariance:
+            return 0
         return (self.num_propagations + 1) * (2 if self.edge_features else 1)
 
     @property
     def operator_names(self) -> tuple[str, ...]:
         """The operators of a layer in their order: ``("I", "A", "K0", ..., "E0", ...)``."""
+        if not self.covariance:
+            return ("I", "A")
         orders = range(self.num_propagations + 1)
         of_edges = tuple(f"E{p}" for p in orders) if self.edge_features else ()
         return ("I", "A", *(f"K{p}" for p in orders), *of_edges)

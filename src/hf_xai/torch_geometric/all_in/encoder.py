@@ -77,7 +77,7 @@ class AllInEncoder(HubModule, library_name="hf-xai"):
         self.config = resolved(AllInConfig, config, settings)
         self.operators = CovarianceOperators(
             self.config.projection_dim,
-            self.config.num_propagations,
+            self.config.num_propagations if self.config.covariance else 0,
             projection=self.config.projection,
             scale=self.config.scale,
             center=self.config.center,
@@ -166,6 +166,7 @@ class AllInEncoder(HubModule, library_name="hf-xai"):
             r0, factors = self._without_features(x, pe)
         else:
             r0, factors = self.operators(x, edge_index, batch, edge_weight, edge_attr=edge_attr, **projection)
+        factors = factors[: self.config.num_factors]
         return self.encode(self._initial(r0, pe), edge_index, factors, batch, edge_weight)
 
     def encode(
@@ -215,7 +216,7 @@ class AllInEncoder(HubModule, library_name="hf-xai"):
         return r0, [nothing] * self.config.num_factors
 
     def _projected_before(self, allin_r: Tensor, edge_index: Any, batch: Tensor | None) -> tuple[Tensor, list[Factor]]:
-        wanted = (self.config.num_factors, self.config.projection_dim)
+        wanted = (max(self.config.num_factors, 1), self.config.projection_dim)
         if self.config.projection is None:
             raise ConfigError("An encoder with projection=None has no projection to take from allin_r.")
         if allin_r.dim() != 3 or tuple(allin_r.shape[1:]) != wanted:

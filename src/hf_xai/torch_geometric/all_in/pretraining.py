@@ -126,6 +126,8 @@ def pretrain(
         _check(encoder, sources, settings, options, processes, accelerator)
         check_integer("checkpoint_every", checkpoint_every, 1)
         samplers = [Sampler(source, options) for source in sources]
+        for sampler in samplers:
+            sampler.check_fits(encoder.config)
         plan = settings | asdict(options) | {"encoder": encoder.config.to_dict()}
         plan["sources"] = {sampler.name: source_plan(sampler) for sampler in samplers}
         run = _Run(encoder, samplers, settings, processes, accelerator)
@@ -252,7 +254,7 @@ class _Run:
         else:
             loss = functional.cross_entropy(scores.float(), targets)
             accuracy = float((scores.argmax(dim=1) == targets).float().mean())
-        (loss / self.settings["draws_per_step"]).backward()  # type: ignore[no-untyped-call]
+        (loss / self.settings["draws_per_step"]).backward()
         return torch.tensor([index, loss.detach(), accuracy], device=self.device)
 
     def _scores(self, sampler: Sampler, draw: Draw, seed: int) -> Tensor:

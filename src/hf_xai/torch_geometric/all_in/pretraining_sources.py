@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.utils import is_torch_sparse_tensor, subgraph
 
 from hf_xai.errors import ConfigError, DataError
-from hf_xai.torch_geometric.all_in.config import check_choice
+from hf_xai.torch_geometric.all_in.config import AllInConfig, check_choice
 from hf_xai.torch_geometric.all_in.episodes import Episode, draw_episode, episode_classes
 
 _INPUTS = ("x", "edge_index", "edge_weight", "edge_attr", "pe")
@@ -121,6 +121,18 @@ class Sampler:
             self.classes = tuple(self.labels.unique().tolist())
             if len(self.classes) < 2:
                 raise DataError(f"Source {self.name!r} has the one class {self.classes}; two or more are needed.")
+
+    def check_fits(self, config: AllInConfig) -> None:
+        """Raises a ``DataError`` if the encoder needs of the first graph what it doesn't have."""
+        first = self.graphs[0]
+        pe, edge_attr = first.get("pe"), first.get("edge_attr")
+        if config.pe_dim and (pe is None or pe.dim() != 2 or pe.size(1) != config.pe_dim):
+            shape = "none" if pe is None else tuple(pe.shape)
+            raise DataError(f"Source {self.name!r}: the encoder has pe_dim={config.pe_dim}, pe is {shape}.")
+        if not config.pe_dim and first.x is None:
+            raise DataError(f"Source {self.name!r} has no x, and the encoder has pe_dim=0.")
+        if config.edge_features and edge_attr is None:
+            raise DataError(f"Source {self.name!r}: the encoder has edge_features=True, edge_attr is missing.")
 
     def targets(self, classes: Sequence[int]) -> Tensor:
         """Targets of the rows that count: places in ``classes``, or standardised values ``(rows, outputs)``."""
@@ -262,7 +274,7 @@ def _graphs(source: GraphSource) -> Sequence[Data]:
     widths = {_width(source.name, number, data[number]) for number in range(len(data))}
     if len(widths) > 1:
         raise DataError(f"Source {source.name!r}: all graphs must have x of the same width, got {sorted(widths)}.")
-    return data  # type: ignore[no-any-return]
+    return cast(Sequence[Data], data)
 
 
 def _width(name: str, number: int, graph: Any) -> int:
@@ -275,6 +287,11 @@ def _width(name: str, number: int, graph: Any) -> int:
         raise DataError(f"Source {name!r}: graph {number} has neither x nor pe.")
     if graph.x is not None and graph.x.dim() != 2:
         raise DataError(f"Source {name!r}: x must have the shape (num_nodes, num_features), got {graph.x.shape}.")
+    values = (
+        None if graph.x is None else graph.x if graph.x.layout == torch.strided else graph.x.to_sparse_coo()._values()
+    )
+    if values is not None and not bool(torch.isfinite(values).all()):
+        raise DataError(f"Source {name!r}: x of graph {number} must be finite.")
     return 0 if graph.x is None else int(graph.x.size(1))
 
 
