@@ -146,7 +146,7 @@ class Sampler:
 
     def _nodes(self, generator: torch.Generator, targets: Tensor) -> Draw:
         graph, room = plain_graph(self.graphs[0]), self.options.max_nodes // 2
-        whole = int(graph.num_nodes) <= self.options.max_nodes
+        whole = _num_nodes(graph) <= self.options.max_nodes
         if self.source.loss == "episodic":
             episode = self._episode(generator, self.options.queries_per_class, None if whole else room)
             support, queries, targets = self.rows[episode.support], self.rows[episode.queries], episode.targets
@@ -157,7 +157,7 @@ class Sampler:
             support, queries, targets = None, self.rows[chosen], targets[chosen]
         if not whole:
             needed = queries if support is None else torch.cat([support.flatten(), queries])
-            nodes = grown_nodes(graph.edge_index, int(graph.num_nodes), needed, self.options.max_nodes, generator)
+            nodes = grown_nodes(graph.edge_index, _num_nodes(graph), needed, self.options.max_nodes, generator)
             graph = _part(graph, nodes)
             support = None if support is None else torch.searchsorted(nodes, support)
             queries = torch.searchsorted(nodes, queries)
@@ -194,7 +194,7 @@ class Sampler:
             kept = torch.randperm(width, generator=generator)[: max(1, round(share * width))].sort().values
             graph.x = (graph.x if graph.x.layout == torch.strided else graph.x.to_sparse_coo()).index_select(1, kept)
         if self.options.edge_dropout > 0:
-            drawn = torch.rand(int(graph.num_nodes), generator=generator, dtype=torch.float64)
+            drawn = torch.rand(_num_nodes(graph), generator=generator, dtype=torch.float64)
             # Uniform for each pair of nodes and the same in both directions, and independent for any two pairs.
             kept_edges = drawn[graph.edge_index].sum(dim=0) % 1 >= self.options.edge_dropout
             for name in ("edge_weight", "edge_attr"):
@@ -217,7 +217,7 @@ class Sampler:
             )
         count = min(len(self.classes), self.options.max_classes or len(self.classes))
         needed = 2 * count * (support + 1)
-        large = self.source.task == "node" and int(self.graphs[0].num_nodes) > self.options.max_nodes
+        large = self.source.task == "node" and _num_nodes(self.graphs[0]) > self.options.max_nodes
         if large and self.options.max_nodes < needed:
             raise ConfigError(
                 f"max_nodes must be at least {needed} for {count} classes of source {self.name!r}, "
@@ -244,12 +244,16 @@ def grown_nodes(
 def plain_graph(graph: Data) -> Data:
     """A copy on the CPU with what the encoder takes and nothing else; tensors there are shared."""
     kept = {name: graph[name] for name in (*_INPUTS, "batch") if graph.get(name) is not None}
-    return Data(num_nodes=graph.num_nodes, **kept).cpu()
+    return Data(num_nodes=_num_nodes(graph), **kept).cpu()
+
+
+def _num_nodes(graph: Data) -> int:
+    return len(graph.x if graph.x is not None else graph.pe)
 
 
 def _part(graph: Data, nodes: Tensor) -> Data:
     edges, _, mask = subgraph(
-        nodes, graph.edge_index, relabel_nodes=True, num_nodes=graph.num_nodes, return_edge_mask=True
+        nodes, graph.edge_index, relabel_nodes=True, num_nodes=_num_nodes(graph), return_edge_mask=True
     )
     part = Data(edge_index=edges, num_nodes=len(nodes))
     for name in ("x", "pe"):
@@ -281,10 +285,10 @@ def _width(name: str, number: int, graph: Any) -> int:
     edges = getattr(graph, "edge_index", None)
     if not isinstance(graph, Data) or not isinstance(edges, Tensor) or is_torch_sparse_tensor(edges):
         raise DataError(f"Source {name!r}: graph {number} must be a Data with edge_index of shape (2, num_edges).")
-    if not graph.num_nodes:
-        raise DataError(f"Source {name!r}: graph {number} has no nodes.")
     if graph.x is None and graph.get("pe") is None:
         raise DataError(f"Source {name!r}: graph {number} has neither x nor pe.")
+    if not _num_nodes(graph):
+        raise DataError(f"Source {name!r}: graph {number} has no nodes.")
     if graph.x is not None and graph.x.dim() != 2:
         raise DataError(f"Source {name!r}: x must have the shape (num_nodes, num_features), got {graph.x.shape}.")
     values = (
@@ -300,7 +304,7 @@ def _labels(source: GraphSource, graphs: Sequence[Data]) -> Tensor:
     parts = []
     for number in range(len(graphs)):
         graph = graphs[number]
-        rows = int(graph.num_nodes or 0) if source.task == "node" else 1
+        rows = _num_nodes(graph) if source.task == "node" else 1
         label = None if graph.y is None else torch.as_tensor(graph.y).cpu()
         if label is None or (label.numel() if rows == 1 else label.size(0) if label.dim() else 0) < rows:
             raise DataError(f"Source {source.name!r}: graph {number} has no y for its {source.task}s.")
