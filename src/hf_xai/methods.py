@@ -146,7 +146,9 @@ METHODS: tuple[Method, ...] = (
             "AllInEncoder": "hf_xai.torch_geometric:AllInEncoder",
             "AllInTransferHead": "hf_xai.torch_geometric:AllInTransferHead",
             "CovarianceOperators": "hf_xai.torch_geometric:CovarianceOperators",
+            "GraphSource": "hf_xai.torch_geometric:GraphSource",
             "TrainingFreeEncoder": "hf_xai.torch_geometric:TrainingFreeEncoder",
+            "pretrain": "hf_xai.torch_geometric:pretrain",
         },
     ),
     Method(

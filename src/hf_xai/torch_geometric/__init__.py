@@ -17,9 +17,12 @@ from hf_xai.torch_geometric.all_in import (
     AllInEncoder,
     AllInTransferHead,
     CovarianceOperators,
+    GraphSource,
+    PretrainingResult,
     TrainingFreeConfig,
     TrainingFreeEncoder,
     TransferConfig,
+    pretrain,
 )
 
 __all__ = [
@@ -29,7 +32,10 @@ __all__ = [
     "AllInEncoder",
     "AllInTransferHead",
     "CovarianceOperators",
+    "GraphSource",
+    "PretrainingResult",
     "TrainingFreeConfig",
     "TrainingFreeEncoder",
     "TransferConfig",
+    "pretrain",
 ]

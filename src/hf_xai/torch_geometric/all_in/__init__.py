@@ -4,6 +4,9 @@ from hf_xai.torch_geometric.all_in.config import AllInConfig, TransferConfig
 from hf_xai.torch_geometric.all_in.conv import AllInConv
 from hf_xai.torch_geometric.all_in.encoder import AllInEncoder
 from hf_xai.torch_geometric.all_in.operators import CovarianceOperators
+from hf_xai.torch_geometric.all_in.pretraining import pretrain
+from hf_xai.torch_geometric.all_in.pretraining_run import PretrainingResult
+from hf_xai.torch_geometric.all_in.pretraining_sources import GraphSource
 from hf_xai.torch_geometric.all_in.training_free import TrainingFreeConfig, TrainingFreeEncoder
 from hf_xai.torch_geometric.all_in.transfer import AllInTransferHead
 from hf_xai.torch_geometric.all_in.transforms import AddAllInProjection
@@ -15,7 +18,10 @@ __all__ = [
     "AllInEncoder",
     "AllInTransferHead",
     "CovarianceOperators",
+    "GraphSource",
+    "PretrainingResult",
     "TrainingFreeConfig",
     "TrainingFreeEncoder",
     "TransferConfig",
+    "pretrain",
 ]

@@ -115,7 +115,8 @@ class CovarianceOperators(MessagePassing):
             ConfigError: If arguments contradict each other.
         """
         x, edge_index, num_graphs = self._checked(x, edge_index, batch, edge_attr, feature_ids, projection_matrix)
-        seed = self._seed(seed, generator)
+        drawn = projection_matrix is None or self.edge_features
+        seed = self._seed(seed, generator) if drawn else 0
         projected = self.project(
             x,
             edge_index,
@@ -193,16 +194,20 @@ class CovarianceOperators(MessagePassing):
             )
         return x, edge_index, num_graphs
 
+    @torch.compiler.disable
     def _seed(self, seed: int | None, generator: torch.Generator | None) -> int:
+        """The seed of this call; one drawn from torch's global generator differs between the processes of a run."""
         if seed is not None and generator is not None:
             raise ConfigError("Give seed or generator, not both.")
         if seed is not None:
-            return seed
-        if generator is None and not self.training:
+            return check_seed(seed)
+        if generator is not None:
+            return int(torch.randint(_SEEDS, (), generator=generator, device=generator.device))
+        if not self.training:
             return self.seed
-        if torch.compiler.is_compiling():
-            return 0  # a matrix is given, or the draw below breaks the graph
-        return int(torch.randint(_SEEDS, (), generator=generator, device=generator.device if generator else "cpu"))
+        drawn = int(torch.randint(_SEEDS, ()))
+        spread = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return projection_seeds(drawn, torch.distributed.get_rank() + 1)[-1] if spread else drawn
 
     def _first(self, x: Tensor, seed: int, feature_ids: FeatureIds | None, projection_matrix: Tensor | None) -> Tensor:
         if self.projection is None:
@@ -219,15 +224,13 @@ class CovarianceOperators(MessagePassing):
         return projected
 
     @torch.compiler.disable
-    def _draw(self, num_features: int, seed: int, feature_ids: FeatureIds | None) -> Tensor:
-        own = self.training and torch.distributed.is_available() and torch.distributed.is_initialized()
-        rank = torch.distributed.get_rank() if own else 0
-        return draw_projection(num_features, self.projection_dim, seed=seed, rank=rank, feature_ids=feature_ids)
+    def _draw(self, num_features: int, seed: int, feature_ids: FeatureIds | None = None) -> Tensor:
+        return draw_projection(num_features, self.projection_dim, seed=seed, feature_ids=feature_ids)
 
     def _of_edges(self, edge_attr: Tensor, edge_index: Tensor, x: Tensor, seed: int) -> Tensor:
         edge_attr = edge_attr.to(x.dtype).reshape(edge_index.size(1), -1)
         if self.projection is not None:
-            matrix = self._draw(edge_attr.size(1), projection_seeds(seed, 2)[1], None)
+            matrix = self._draw(edge_attr.size(1), projection_seeds(seed, 2)[1])
             edge_attr = edge_attr @ matrix.to(edge_attr)
         return scatter(edge_attr, edge_index[1], dim_size=x.size(0), reduce="sum")
 

@@ -141,7 +141,6 @@ def pretrain(
     flags = {module: module.training for module in encoder.modules()}
     try:
         encoder.train()
-        encoder.operators.eval()  # where in training it would mix the rank into the seeds that we give
         run.begin(tensors)
         bar = tqdm(
             range(start, num_steps),

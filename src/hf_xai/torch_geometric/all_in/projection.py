@@ -15,7 +15,7 @@ _DIGEST = 16  # bytes
 
 
 def draw_projection(
-    num_features: int, projection_dim: int, *, seed: int, rank: int = 0, feature_ids: FeatureIds | None = None
+    num_features: int, projection_dim: int, *, seed: int, feature_ids: FeatureIds | None = None
 ) -> Tensor:
     r"""Draws $C \in \mathbb{R}^{d \times h}$ with independent standard normal entries (ALL-IN, step 1; paper).
 
@@ -23,7 +23,6 @@ def draw_projection(
         num_features: Width $d$ of the features.
         projection_dim: Width $h$ of the projection.
         seed: Seed, >= 0; the same seed gives the same matrix on every machine and device.
-        rank: Process that draws; processes of one training run take other matrices under one seed.
         feature_ids: Names of the features, ``(d,)``, all different. Row $j$ then depends on ``seed`` and the name of
             feature $j$ alone: a reordered, dropped or added column leaves the other rows as they are (our choice).
 
@@ -37,9 +36,9 @@ def draw_projection(
     """
     seed = check_seed(seed)
     if feature_ids is None:
-        return torch.from_numpy(_normal((num_features, projection_dim), f"{seed} {rank}".encode()))
+        return torch.from_numpy(_normal((num_features, projection_dim), f"{seed}".encode()))
     check_feature_ids(feature_ids, num_features)
-    rows = [_normal((projection_dim,), f"{seed} {rank} ".encode() + _spelled(name)) for name in feature_ids]
+    rows = [_normal((projection_dim,), f"{seed} ".encode() + _spelled(name)) for name in feature_ids]
     return torch.from_numpy(np.stack(rows) if rows else np.empty((0, projection_dim), np.float32))
 
 

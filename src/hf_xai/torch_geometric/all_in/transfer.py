@@ -1,5 +1,6 @@
 """A head on a frozen encoder: what has to be fitted for a new data set, in closed form."""
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -41,7 +42,7 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
     Hence columns of ``x`` must come in the order of the fit, or be named by ``feature_ids`` in both.
 
     Args:
-        encoder: `AllInEncoder`, whose weights are frozen here, or `TrainingFreeEncoder`.
+        encoder: `AllInEncoder` or `TrainingFreeEncoder`; a frozen copy is kept, the encoder itself stays as it is.
         config: Settings; None for the defaults.
         settings: Fields of `TransferConfig` to change: ``task``, ``num_projections``, ``seed``, ...
 
@@ -64,7 +65,7 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
             raise ConfigError(
                 f"encoder must be an AllInEncoder or a TrainingFreeEncoder, got {type(encoder).__name__}."
             )
-        self.encoder = encoder.eval().requires_grad_(False)
+        self.encoder = copy.deepcopy(encoder).eval().requires_grad_(False)
         self.config = resolved(TransferConfig, config, settings)
         self.config.encoder = encoder.config.to_dict()
         self.seeds = projection_seeds(self.config.seed, self.config.num_projections)
@@ -331,13 +332,14 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
             raise NotEnabledError("This head is not fitted; call fit() first.")
 
 
-def pooled(states: Tensor, batch: Tensor | None, pooling: str) -> Tensor:
+def pooled(states: Tensor, batch: Tensor | None, pooling: str, num_graphs: int | None = None) -> Tensor:
     """Readout of graphs from their nodes: means and standard deviations, or sums.
 
     Args:
         states: ``(nodes, channels)``.
         batch: Graph of each node, ascending; None for one graph.
         pooling: ``"mean_std"`` or ``"sum"``.
+        num_graphs: Number of graphs; that of the last node's by default.
 
     Returns:
         ``(graphs, 2 * channels)`` or ``(graphs, channels)``.
@@ -345,16 +347,17 @@ def pooled(states: Tensor, batch: Tensor | None, pooling: str) -> Tensor:
     if batch is None:
         batch = torch.zeros(states.size(0), dtype=torch.long, device=states.device)
     if pooling == "sum":
-        return scatter(states, batch, reduce="sum")
-    mean = scatter(states, batch, reduce="mean")
-    variance = scatter((states - mean[batch]).square(), batch, reduce="mean")
+        return scatter(states, batch, dim_size=num_graphs, reduce="sum")
+    mean = scatter(states, batch, dim_size=num_graphs, reduce="mean")
+    variance = scatter((states - mean[batch]).square(), batch, dim_size=num_graphs, reduce="mean")
     return torch.cat([mean, (variance + 1e-12).sqrt()], dim=1)
 
 
 def _inputs(graph: Data) -> Data:
     names = ("x", "edge_index", "adj_t", "edge_weight", "edge_attr", "pe")
     kept = {name: graph[name] for name in names if name in graph and graph[name] is not None}
-    return Data(num_nodes=graph.num_nodes, **kept)
+    num_nodes = next((kept[name].size(0) for name in ("x", "pe") if name in kept), None)
+    return Data(num_nodes=graph.num_nodes if num_nodes is None else num_nodes, **kept)
 
 
 def _names(first: Data, feature_ids: FeatureIds | None) -> FeatureIds | None:
