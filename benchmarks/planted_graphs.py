@@ -47,9 +47,9 @@ def sbm(
     *,
     homophily: float = 0.5,
     degree: float = 8,
-    signal: float = 2.0,
+    signal: float = 5.0,
 ) -> Data:
-    r"""Communities of one size with Gaussian features: $x_i = \mu_{y_i} + \epsilon_i$, $\mu_c = s d^{-1/4} g_c$.
+    r"""Communities of one size with Gaussian features: $x_i = \mu_{y_i} + \epsilon_i$, $\mu_c = s\,d^{-1/2} g_c$.
 
     Args:
         num_nodes: Of the graph; classes differ by at most one node.
@@ -58,11 +58,13 @@ def sbm(
         seed: Of labels, edges, class means and noise.
         homophily: Share of the edges between nodes of one class.
         degree: Neighbours of a node, on average.
-        signal: $s$; the fourth root keeps few labels about as telling at any width.
+        signal: $s$, about the length of a class mean, where noise has a standard deviation of 1 in each channel. 5 is
+            ours, chosen on seeds from 1000 with 600 nodes and 5 labels a class: raw features then give 0.94, SGC
+            0.84, GCN 0.82 and $X X^\top A X$ with ridge 0.99, on average over d of 40 to 300 and 3 to 6 classes.
     """
     generator = torch.Generator().manual_seed(seed)
     y = shuffled_classes(num_nodes, num_classes, generator)
-    means = signal * num_features**-0.25 * torch.randn(num_classes, num_features, generator=generator)
+    means = signal * num_features**-0.5 * torch.randn(num_classes, num_features, generator=generator)
     x = means[y] + torch.randn(num_nodes, num_features, generator=generator)
     return Data(x=x, edge_index=community_edges(y, homophily, degree, generator), y=y)
 
@@ -80,8 +82,8 @@ def bag_of_words_sbm(
 ) -> Data:
     r"""Communities whose nodes hold words: binary, sparse features, some words rarer than others by far.
 
-    A word $j$ is drawn in a node of class $c$ with a probability of $\pi_j \exp(s g_{cj})$, at most 1, where
-    $\log \pi_j$ is Gaussian and shifted until a node holds ``words`` of them on average (our choice, after Cora's 18).
+    A node of class $c$ holds word $j$ with a probability in proportion to $\exp(h_j + s g_{cj})$, at most 1, where
+    $h$ and $g$ are standard normal; before the cut at 1 a node of any class holds ``words`` of them on average.
 
     Args:
         num_nodes: Of the graph; classes differ by at most one node.
@@ -90,7 +92,7 @@ def bag_of_words_sbm(
         seed: Of labels, edges and words.
         homophily: Share of the edges between nodes of one class, Cora's by default.
         degree: Neighbours of a node, on average.
-        words: Words of a node, on average and before the cut at 1.
+        words: Words of a node, near Cora's 18 by default.
         signal: $s$.
     """
     generator = torch.Generator().manual_seed(seed)

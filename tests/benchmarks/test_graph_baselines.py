@@ -36,11 +36,11 @@ def score(baseline: Callable[..., torch.Tensor], data: Data, *, val: bool = Fals
 @pytest.mark.parametrize("val", [False, True])
 @pytest.mark.parametrize("baseline", NODE_BASELINES)
 def test_clear_communities_with_clear_features_are_found(baseline: Callable[..., torch.Tensor], val: bool) -> None:
-    assert score(baseline, sbm(150, 16, 3, 1000, homophily=0.95, signal=4.0), val=val) > 0.9
+    assert score(baseline, sbm(150, 16, 3, 1000, homophily=0.95, signal=8.0), val=val) > 0.9
 
 
 def test_label_propagation_needs_edges_and_ridge_needs_features() -> None:
-    no_edges, no_features = sbm(150, 16, 3, 1000, homophily=1 / 3, signal=4.0), sbm(150, 16, 3, 1000, homophily=0.95)
+    no_edges, no_features = sbm(150, 16, 3, 1000, homophily=1 / 3, signal=8.0), sbm(150, 16, 3, 1000, homophily=0.95)
     no_features.x = torch.randn(150, 16, generator=torch.Generator().manual_seed(1000))
     assert score(label_propagation, no_edges) < 0.6 < 0.9 < score(raw_ridge, no_edges)
     assert score(raw_ridge, no_features) < 0.6 < 0.9 < score(label_propagation, no_features)

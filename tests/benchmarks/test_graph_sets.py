@@ -87,7 +87,7 @@ def write_planetoid(raw: Path) -> None:
     }  # fmt: skip
     for name, part in parts.items():
         (raw / f"ind.cora.{name}").write_bytes(pickle.dumps(part))
-    (raw / "ind.cora.test.index").write_text("\n".join(map(str, range(510, 520))), encoding="utf-8")
+    (raw / "ind.cora.test.index").write_text("".join(f"{node}\n" for node in range(510, 520)), encoding="utf-8")
 
 
 def test_rows_of_a_table_are_standardised_and_joined_to_at_least_their_nearest_ones() -> None:

@@ -14,25 +14,24 @@ from torch_geometric.utils import spmm
 from hf_xai.errors import DataError
 from hf_xai.torch_geometric.all_in.adjacency import Adjacency, as_adjacency, symmetric_norm
 from hf_xai.torch_geometric.all_in.config import check_integer
-from hf_xai.torch_geometric.all_in.factors import Factor, SparseFactor, covariance_product
+from hf_xai.torch_geometric.all_in.factors import Factor, covariance_product
 from hf_xai.torch_geometric.all_in.features import check_graph
 
 
 class AllInConv(MessagePassing):
     r"""Mixes each node with itself, its neighbours and nodes of like features (ALL-IN, arXiv 2605.04834, Sec. 4).
 
-    $$H' = H W_I \,\Vert\, \hat A H W_A \,\Vert_{p}\, h\, \hat R^{(p)} (\hat R^{(p)\top} H) W_p, \qquad
+    $$H' = H W_I \,\Vert\, \hat A H W_A \,\Vert_{p}\, \hat R^{(p)} (\hat R^{(p)\top} H) W_p, \qquad
     \hat A = D^{-1/2} (A + I) D^{-1/2}$$
 
-    The kind of GNN layer for each operator is not known of the paper; a linear map each is our choice, as is
-    $h$ for factors of trace 1: it makes the mean eigenvalue of the operator 1, of the order of $\hat A$'s.
+    The kind of GNN layer for each operator is not known of the paper; a linear map each is our choice. Operators of
+    trace 1 have small eigenvalues: `AllInEncoder` balances them with ``factors.balanced`` before it comes here.
 
     Args:
         in_channels: Width of the states.
         out_channels: Width that each operator gives.
         num_operators: Operators, the identity and the adjacency with them, >= 2; so many factors more than 2.
         normalize: Whether to normalise the adjacency; if not, ``edge_weight`` is taken as it is and has the loops.
-        rescale: Whether products with factors are multiplied by $h$, as suits factors of trace 1.
         bias: Whether the linear maps have a bias.
 
     Shapes:
@@ -46,7 +45,6 @@ class AllInConv(MessagePassing):
         out_channels: int,
         num_operators: int = 5,
         normalize: bool = True,
-        rescale: bool = True,
         bias: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -58,7 +56,7 @@ class AllInConv(MessagePassing):
         ):
             check_integer(name, value, least)
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.num_operators, self.normalize, self.rescale = num_operators, normalize, rescale
+        self.num_operators, self.normalize = num_operators, normalize
         self.lins = ModuleList(Linear(in_channels, out_channels, bias=bias) for _ in range(num_operators))
         self.reset_parameters()
 
@@ -95,7 +93,7 @@ class AllInConv(MessagePassing):
         num_graphs = check_graph(x.size(0), None, batch)
         edges, weight, loops = adjacency
         branches = [x, self.propagate(edges, x=x, edge_weight=weight) + loops * x]
-        branches += [self._covariance(factor, x, batch, num_graphs) for factor in factors]
+        branches += [covariance_product(factor, x, batch, num_graphs) for factor in factors]
         return torch.cat([lin(branch) for lin, branch in zip(self.lins, branches, strict=True)], dim=-1)
 
     def message(self, x_j: Tensor, edge_weight: OptTensor) -> Tensor:  # PyG can't read Tensor | None
@@ -112,11 +110,6 @@ class AllInConv(MessagePassing):
         if self.normalize:
             return symmetric_norm(edge_index, edge_weight, x.size(0)).to(x.dtype)
         return Adjacency(edge_index, edge_weight, x.new_zeros(x.size(0), 1))
-
-    def _covariance(self, factor: Factor, x: Tensor, batch: Tensor | None, num_graphs: int) -> Tensor:
-        product = covariance_product(factor, x, batch, num_graphs)
-        width = factor.x.size(1) if isinstance(factor, SparseFactor) else factor.size(1)
-        return width * product if self.rescale else product
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, num_operators={self.num_operators})"

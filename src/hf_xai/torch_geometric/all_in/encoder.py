@@ -12,7 +12,7 @@ from hf_xai.errors import ConfigError, DataError
 from hf_xai.torch_geometric.all_in.adjacency import Adjacency, as_adjacency, symmetric_norm
 from hf_xai.torch_geometric.all_in.config import AllInConfig
 from hf_xai.torch_geometric.all_in.conv import AllInConv
-from hf_xai.torch_geometric.all_in.factors import Factor, SparseFactor
+from hf_xai.torch_geometric.all_in.factors import Factor, SparseFactor, balanced
 from hf_xai.torch_geometric.all_in.features import check_graph
 from hf_xai.torch_geometric.all_in.hub_module import HubModule
 from hf_xai.torch_geometric.all_in.operators import CovarianceOperators
@@ -26,12 +26,11 @@ class AllInLayer(Module):
         in_channels: Width of the states.
         hidden_channels: Width that it gives.
         num_operators: Operators.
-        rescale: See `AllInConv`.
     """
 
-    def __init__(self, in_channels: int, hidden_channels: int, num_operators: int, rescale: bool = True) -> None:
+    def __init__(self, in_channels: int, hidden_channels: int, num_operators: int) -> None:
         super().__init__()
-        self.conv = AllInConv(in_channels, hidden_channels, num_operators, rescale=rescale)
+        self.conv = AllInConv(in_channels, hidden_channels, num_operators)
         self.mix = Linear(num_operators * hidden_channels, hidden_channels)
         self.norm = LayerNorm(hidden_channels)
 
@@ -86,8 +85,7 @@ class AllInEncoder(HubModule, library_name="hf-xai"):
         )
         hidden, count = self.config.hidden_channels, self.config.num_factors + 2
         widths = [self.config.input_channels, *[hidden] * (self.config.num_layers - 1)]
-        rescale = self.config.scale == "trace"
-        self.layers = ModuleList(AllInLayer(width, hidden, count, rescale) for width in widths)
+        self.layers = ModuleList(AllInLayer(width, hidden, count) for width in widths)
 
     @property
     def out_channels(self) -> int:
@@ -188,6 +186,9 @@ class AllInEncoder(HubModule, library_name="hf-xai"):
         """
         dtype = next(self.parameters()).dtype
         adjacency = symmetric_norm(edge_index, edge_weight, states.size(0)).to(dtype)
+        num_graphs = check_graph(states.size(0), None, batch)
+        if self.config.scale == "trace":
+            factors = [balanced(factor, batch, num_graphs) for factor in factors]
         states, factors = states.to(dtype), [_cast(factor, dtype) for factor in factors]
         found = [states]
         for layer in self.layers:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch_geometric.utils import cumsum, degree, scatter, to_dense_batch
 
 _MOST_PADDING = 2  # times the number of nodes, above which graphs are taken one by one
+_COLUMNS = 256  # of a dense block beside sparse features
 _ROUNDINGS = 64  # of the largest entry: what is below is not told from equal rows
 
 
@@ -102,6 +103,26 @@ def covariance_product(factor: Factor, x: Tensor, batch: Tensor | None = None, n
     return torch.cat(parts)
 
 
+def balanced(factor: Factor, batch: Tensor | None = None, num_graphs: int = 1) -> Factor:
+    r"""Scales a factor of trace 1 so that the mean eigenvalue of $K$, weighted by itself, is 1 (our choice).
+
+    That is by the root of the effective rank $(\mathrm{tr} \tilde K)^2 / \lVert \tilde K \rVert_F^2$ of each graph.
+    The operator is then of the order of $\hat A$, whose largest eigenvalue is 1, on graphs of any size and features of
+    any rank. Costs one product of the factor with itself.
+
+    Args:
+        factor: Of trace 1 (or 0), ``(n, h)`` or sparse.
+        batch: Graph of each node, ``(n,)``, ascending; None for one graph.
+        num_graphs: Number of graphs.
+    """
+    if isinstance(factor, SparseFactor):
+        square = torch.stack([_squared_norm(graph) for graph in _rows_of_graphs(factor, batch, num_graphs)])
+        return SparseFactor(factor.x, factor.mean, factor.scale * inverse(square).sqrt())
+    rows = (factor * covariance_product(factor, factor, batch, num_graphs)).sum(dim=1)
+    square = rows.sum().reshape(1) if batch is None else scatter(rows, batch, dim_size=num_graphs, reduce="sum")
+    return factor * _spread(inverse(square).sqrt(), batch)
+
+
 def sparse_factor(x: Tensor, batch: Tensor | None, num_graphs: int, *, unit: bool) -> SparseFactor:
     r"""The factor of sparse features; $\lVert \Pi X \rVert_F^2 = \lVert X \rVert_F^2 - n \lVert \mu \rVert^2$.
 
@@ -138,6 +159,34 @@ def _sparse_product(factor: SparseFactor, x: Tensor, batch: Tensor | None, num_g
     inner = torch.sparse.mm(wide.t(), x).view(num_graphs, d, -1) - mean[:, :, None] * sums[:, None, :]
     shift = torch.bmm(mean[:, None, :], inner).squeeze(1)
     return torch.sparse.mm(wide, inner.flatten(0, 1)) - shift[graph]
+
+
+def _rows_of_graphs(factor: SparseFactor, batch: Tensor | None, num_graphs: int) -> list[SparseFactor]:
+    """The factor of each graph alone."""
+    if batch is None:
+        return [factor]
+    ends = cumsum(degree(batch, num_graphs, dtype=torch.long)).tolist()
+    nodes = torch.arange(factor.x.size(0), device=factor.x.device)
+    return [
+        SparseFactor(factor.x.index_select(0, nodes[i:j]).coalesce(), factor.mean[g : g + 1], factor.scale[g : g + 1])
+        for g, (i, j) in enumerate(pairwise(ends))
+    ]
+
+
+def _squared_norm(factor: SparseFactor) -> Tensor:
+    r"""$\lVert \hat R \hat R^\top \rVert_F^2$ of one graph, from columns of the smaller of $\hat R^\top \hat R$ and it."""
+    n, d = factor.x.shape
+    total = factor.mean.new_zeros(())
+    for part in torch.arange(min(n, d), device=factor.x.device).split(_COLUMNS):
+        unit = factor.mean.new_zeros(min(n, d), part.numel())
+        unit[part, torch.arange(part.numel(), device=part.device)] = 1
+        if n <= d:
+            total = total + _sparse_product(factor, unit, None, 1).square().sum()
+            continue
+        states = (torch.sparse.mm(factor.x, unit) - factor.mean @ unit) * factor.scale
+        inner = torch.sparse.mm(factor.x.t(), states) - factor.mean.t() * states.sum(dim=0)
+        total = total + (factor.scale * inner).square().sum()
+    return total
 
 
 def _peak(x: Tensor, batch: Tensor | None, num_graphs: int) -> Tensor:

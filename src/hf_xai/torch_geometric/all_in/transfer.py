@@ -34,9 +34,9 @@ _ENCODERS: dict[str, tuple[Any, Any]] = {
 class AllInTransferHead(HubModule, library_name="hf-xai"):
     r"""Predicts on a new data set from a frozen encoder (ALL-IN, arXiv 2605.04834, step 7; closed form: our choice).
 
-    A ridge regression on the encoder's states, one for each of ``num_projections`` projections of the features, whose
-    probabilities are averaged, or one for all together (``ensemble``). Penalty and temperature come from exact leave-one-out scores of the rows it is fitted
-    on; there is nothing to tune.
+    A ridge regression on the encoder's states, one for each of ``num_projections`` projections of the features,
+    whose probabilities are averaged, or one for all together (``ensemble``). Penalty and temperature come from
+    exact leave-one-out scores of the rows it is fitted on; there is nothing to tune.
 
     The projections belong to the head: a prediction about a node is worth nothing under others (sheet, section 3).
     Hence columns of ``x`` must come in the order of the fit, or be named by ``feature_ids`` in both.
