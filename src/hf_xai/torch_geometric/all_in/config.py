@@ -114,7 +114,6 @@ class TransferConfig(
             regression on the states of all projections side by side (our choice).
         seed: Of those projections; they belong to this data set and are rebuilt at every prediction.
         pooling: Of a graph's nodes: means and standard deviations, or sums.
-        raw_states: Whether the input states of the encoder stand beside its last ones (our choice).
         alphas: Ridge penalties to choose from, relative to the mean square of a standardised feature; chosen by
             leave-one-out error in closed form.
         encoder: Settings of the encoder, as of `AllInConfig` or `TrainingFreeEncoder`.
@@ -134,7 +133,6 @@ class TransferConfig(
     ensemble: Literal["average", "joint"] = "average"
     seed: int = 0
     pooling: Literal["mean_std", "sum"] = "mean_std"
-    raw_states: bool = False
     alphas: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
     encoder: dict[str, Any] | None = None
     alpha: float | None = None
@@ -151,7 +149,6 @@ class TransferConfig(
         check_choice("objective", self.objective, ("classification", "regression"))
         check_choice("ensemble", self.ensemble, ("average", "joint"))
         check_choice("pooling", self.pooling, ("mean_std", "sum"))
-        check_choice("raw_states", self.raw_states, (True, False))
         check_integer("num_projections", self.num_projections, 1)
         check_integer("seed", self.seed, 0)
         if not self.alphas or not all(isinstance(alpha, (int, float)) and alpha > 0 for alpha in self.alphas):

@@ -55,7 +55,8 @@ def explain_prediction(
 
     Under ``scale="trace"`` the encoder gives the same for $x$ and $a x$, hence by Euler's theorem **the scores sum to
     0** over the features and nodes of every graph: they say what speaks for the output and what against it, one
-    relative to the other, and not how much of $s$ each makes up. Under ``scale=None`` they need not.
+    relative to the other, and not how much of $s$ each makes up. Of several features that carry a class together some
+    may then score below 0, so they are ranked by size. Under ``scale=None`` neither is so.
 
     The model runs in evaluation mode, under its stored seeds, and is left as it was: modes, hooks, gradients.
 
@@ -258,6 +259,7 @@ def _numbers(name: str, value: Any, *, masks: bool = False) -> Tensor | None:
     return found.long()
 
 
+@torch.enable_grad()
 def _differentiable(x: Any) -> tuple[Tensor, Tensor]:
     """``x`` for the model, and the leaf that its gradient is taken at: itself, or its entries if it is sparse."""
     checked = checked_features(x)

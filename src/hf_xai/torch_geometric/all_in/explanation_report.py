@@ -108,7 +108,8 @@ class AllInExplanation:
         rows = enumerate(self.operator_scores.tolist(), start=1)
         return [("layer", *self.operator_names), *((str(layer), *(f"{s:.4g}" for s in row)) for layer, row in rows)]
 
-    def __str__(self) -> str:
+    def summary(self) -> str:
+        """Both tables as text."""
         return "\n".join(
             [
                 f"{self._title()}; gradient x input",

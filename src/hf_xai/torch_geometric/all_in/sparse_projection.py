@@ -16,9 +16,9 @@ _ENTRIES = 2**18  # whose gradients are made at a time
 
 
 class SparseProduct(torch.autograd.Function):
-    r"""$Z = X C$ of a sparse $X$, with $\partial s / \partial X_{vj} = \partial s / \partial Z_v \cdot C_j$ at its entries.
+    r"""$Z = X C$ of a sparse $X$, with $\partial s / \partial X_{vj} = \partial s / \partial Z_v \cdot C_j$.
 
-    What torch does for ``torch.sparse.mm`` fills the whole ``(n, d)`` matrix first.
+    The gradient is made at the entries of $X$ alone; ``torch.sparse.mm`` would fill the whole ``(n, d)`` first.
     """
 
     @staticmethod

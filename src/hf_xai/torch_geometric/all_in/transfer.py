@@ -211,21 +211,13 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
 
     def _num_channels(self) -> int:
         width = self.encoder.out_channels
-        if self.config.raw_states:
-            if isinstance(self.encoder, TrainingFreeEncoder):
-                raise ConfigError("raw_states needs an AllInEncoder; the training-free features hold the raw ones.")
-            width += self.encoder.config.input_channels
         return width * (2 if self.config.task == "graph" and self.config.pooling == "mean_std" else 1)
 
     def _encoded(self, x: Any, edge_index: Any, batch: Any, edge_weight: Any, **inputs: Any) -> Tensor:
         """States under every projection, pooled for graphs: ``(regressions, rows, channels)``."""
         found = []
         for seed in self.seeds:
-            if self.config.raw_states:
-                states = self.encoder.all_states(x, edge_index, batch, edge_weight, seed=seed, **inputs)
-                states = torch.cat([states[0], states[-1]], dim=1)
-            else:
-                states = self.encoder(x, edge_index, batch, edge_weight, seed=seed, **inputs)
+            states = self.encoder(x, edge_index, batch, edge_weight, seed=seed, **inputs)
             found.append(pooled(states, batch, self.config.pooling) if self.config.task == "graph" else states)
         return torch.cat(found, dim=1)[None] if self.config.ensemble == "joint" else torch.stack(found)
 
