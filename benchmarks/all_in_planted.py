@@ -1,6 +1,7 @@
 """ALL-IN on made-up graphs: whole graphs without a refit, and nodes with five labels a class."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import graph_baselines
@@ -122,9 +123,7 @@ def mean(values: list[float]) -> float:
 def run(bench: Benchmark) -> None:
     """Adds the rows of both experiments: a row a method, with the figures of all seeds."""
     settings = bench.settings["zero_shot"]
-    found = [
-        bench.once(f"zero_shot_{seed}", lambda seed=seed: zero_shot(settings, seed)) for seed in settings["seeds"]
-    ]
+    found = [bench.once(f"zero_shot_{seed}", partial(zero_shot, settings, seed)) for seed in settings["seeds"]]
     for rows in zip(*found, strict=True):
         names = rows[0]["accuracy"]
         per_target = {name: [row["accuracy"][name] for row in rows] for name in names}
@@ -137,7 +136,7 @@ def run(bench: Benchmark) -> None:
             by_target=per_target,
         )
     settings = bench.settings["few_shot"]
-    found = [bench.once(f"few_shot_{seed}", lambda seed=seed: few_shot(settings, seed)) for seed in settings["seeds"]]
+    found = [bench.once(f"few_shot_{seed}", partial(few_shot, settings, seed)) for seed in settings["seeds"]]
     for rows in zip(*found, strict=True):
         bench.row(
             part="few_shot",

@@ -1,6 +1,7 @@
 """ALL-IN between real graphs: citation networks and molecules, beside what a user would try without it."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,28 +89,23 @@ def with_encoding(graphs: list[Data], settings: Settings) -> list[Data]:
     return [encode(graph) for graph in graphs]
 
 
-def graph_encoders(settings: Settings, data_dir: Path | None, seed: int) -> dict[str, Any]:
+def graph_target(settings: Settings, target: str, data_dir: Path | None, seed: int) -> list[dict[str, Any]]:
+    """Accuracy of ten-fold cross-validation, heads fitted on nine folds; the encoder saw all sets but this one."""
+    sets = {name: with_encoding(tu(name, data_dir), settings) for name in {*settings["sources"], target}}
     sources = [
-        GraphSource(name, with_encoding(tu(name, data_dir), settings), task="graph", loss="supervised")
+        GraphSource(name, sets[name], task="graph", loss="supervised")
         for name in settings["sources"]
+        if name != target
     ]
-    return encoders(sources, settings, seed)
-
-
-def graph_targets(settings: Settings, data_dir: Path | None, seed: int) -> list[dict[str, Any]]:
-    """Accuracy of ten-fold cross-validation, heads fitted on nine folds; the folds are those of the seed."""
     rows = []
-    found = graph_encoders(settings, data_dir, seed)
-    for target in settings["targets"]:
-        graphs = with_encoding(tu(target, data_dir), settings)
-        for name, encoder in found.items():
-            for count in settings["projections"]:
-                head = AllInTransferHead(encoder, task="graph", seed=seed, num_projections=count, **settings["head"])
-                accuracies = []
-                for train, test in folds(graphs, settings, seed):
-                    head.fit(graphs, train, batch_size=256)
-                    accuracies.append(head.score(graphs, test, batch_size=256))
-                rows.append({"target": target, "method": name, "projections": count, "accuracy": mean(accuracies)})
+    for name, encoder in encoders(sources, settings, seed).items():
+        for count in settings["projections"]:
+            head = AllInTransferHead(encoder, task="graph", seed=seed, num_projections=count, **settings["head"])
+            states, accuracies = head.encode(sets[target], batch_size=256), []
+            for train, test in folds(sets[target], settings, seed):
+                head.fit(sets[target], train, states=states)
+                accuracies.append(head.score(sets[target], test, states=states))
+            rows.append({"method": name, "projections": count, "accuracy": mean(accuracies)})
     return rows
 
 
@@ -135,9 +131,7 @@ def run(bench: Benchmark, data_dir: Path | None) -> None:
     settings = bench.settings["nodes"]
     for target, other in settings["targets"]:
         found = [
-            bench.once(
-                f"nodes_{target}_{seed}", lambda seed=seed: node_target(settings, target, other, data_dir, seed)
-            )
+            bench.once(f"nodes_{target}_{seed}", partial(node_target, settings, target, other, data_dir, seed))
             for seed in settings["seeds"]
         ]
         for rows in zip(*found, strict=True):
@@ -150,21 +144,24 @@ def run(bench: Benchmark, data_dir: Path | None) -> None:
                 validation=[row["validation"] for row in rows],
             )
     settings = bench.settings["graphs"]
-    found = [
-        bench.once(f"graphs_{seed}", lambda seed=seed: graph_targets(settings, data_dir, seed))
-        for seed in settings["seeds"]
-    ]
-    for rows in zip(*found, strict=True):
-        names = ("target", "method", "projections")
-        bench.row(
-            part="transfer", **{name: rows[0][name] for name in names}, accuracy=[row["accuracy"] for row in rows]
-        )
     for target in settings["targets"]:
+        found = [
+            bench.once(f"graphs_{target}_{seed}", partial(graph_target, settings, target, data_dir, seed))
+            for seed in settings["seeds"]
+        ]
+        for rows in zip(*found, strict=True):
+            bench.row(
+                part="transfer",
+                target=target,
+                method=rows[0]["method"],
+                projections=rows[0]["projections"],
+                accuracy=[row["accuracy"] for row in rows],
+            )
         for name, seeds in settings["baselines"].items():
             values = [
                 bench.once(
                     f"graphs_{target}_{name}_{seed}",
-                    lambda seed=seed: graph_baseline(settings, target, name, data_dir, seed),
+                    partial(graph_baseline, settings, target, name, data_dir, seed),
                 )
                 for seed in seeds
             ]

@@ -101,6 +101,7 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
         feature_ids: FeatureIds | None = None,
         batch_size: int = 64,
         accelerator: "Accelerator | None" = None,
+        states: Tensor | None = None,
     ) -> Self:
         """Fits the head; the encoder stays as it is.
 
@@ -110,6 +111,7 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
             feature_ids: Names of the columns of ``x``; by default ``data.feature_ids`` where it is there.
             batch_size: Graphs that are encoded at a time.
             accelerator: Processes that share the encoding; all get the same head.
+            states: What :meth:`encode` gave of ``data``, to fit many heads without encoding it again.
 
         Raises:
             DataError: If labels are missing, or of one class only, or shapes don't fit.
@@ -119,7 +121,9 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
         targets = _labels(graphs, data, self.config.task)
         rows = _rows(mask if mask is not None else _train_mask(data, self.config.task), targets.size(0))
         wanted, classes = self._targets(targets[rows])
-        states = self._states(graphs, feature_ids, batch_size, accelerator)[:, rows]
+        if states is None:
+            states = self._states(graphs, feature_ids, batch_size, accelerator)
+        states = self._checked_states(states, targets.size(0))[:, rows]
         mean = states.mean(dim=1)
         spread = (states - mean[:, None]).square().mean(dim=1).sqrt()
         spread = torch.where(spread > 0, spread, 1.0)
@@ -167,7 +171,7 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
 
         Args:
             data: A graph or graphs, as in :meth:`fit`.
-            options: ``feature_ids``, ``batch_size`` and ``accelerator``, as of :meth:`fit`.
+            options: ``feature_ids``, ``batch_size``, ``accelerator`` and ``states``, as of :meth:`fit`.
         """
         if self.config.objective == "regression":
             raise ConfigError('A head with objective="regression" has no probabilities; call predict().')
@@ -182,6 +186,7 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
         feature_ids: FeatureIds | None = None,
         batch_size: int = 64,
         accelerator: "Accelerator | None" = None,
+        states: Tensor | None = None,
     ) -> Tensor:
         """Scores of each projection, ``(projections, rows, outputs)``: how far they agree says how sure they are.
 
@@ -195,7 +200,28 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
         graphs, first = self._checked(data)
         feature_ids = _names(first, feature_ids)
         self._check_features(first, feature_ids)
-        return self._scores(self._states(graphs, feature_ids, batch_size, accelerator).to(self.weight))
+        if states is None:
+            states = self._states(graphs, feature_ids, batch_size, accelerator)
+        return self._scores(self._checked_states(states, _num_rows(graphs, self.config.task)).to(self.weight))
+
+    def encode(
+        self,
+        data: Data | Graphs,
+        *,
+        feature_ids: FeatureIds | None = None,
+        batch_size: int = 64,
+        accelerator: "Accelerator | None" = None,
+    ) -> Tensor:
+        """States of nodes or graphs that the regressions see, ``(regressions, rows, channels)``.
+
+        Args:
+            data: A graph or graphs, as in :meth:`fit`.
+            feature_ids: Names of the columns of ``x``.
+            batch_size: Graphs that are encoded at a time.
+            accelerator: Processes that share the work.
+        """
+        graphs, first = self._checked(data)
+        return self._states(graphs, _names(first, feature_ids), batch_size, accelerator)
 
     def score(self, data: Data | Graphs, mask: Tensor | None = None, **options: Any) -> float:
         """Accuracy, or R^2 for values, on the rows of ``mask``; arguments as of :meth:`predict_proba`."""
@@ -249,6 +275,13 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
                 "states"
             ]
         return states.transpose(0, 1) if self.config.task == "graph" else states[0]
+
+    def _checked_states(self, states: Tensor, count: int) -> Tensor:
+        regressions = 1 if self.config.ensemble == "joint" else self.config.num_projections
+        wanted = (regressions, count, self.mean.size(1))
+        if tuple(states.shape) != wanted:
+            raise DataError(f"states must be what encode() gives, of the shape {wanted}, got {tuple(states.shape)}.")
+        return states
 
     def _takes(self, name: str) -> bool:
         if isinstance(self.encoder, TrainingFreeEncoder):
@@ -354,6 +387,10 @@ def _inputs(graph: Data) -> Data:
 
 def _names(first: Data, feature_ids: FeatureIds | None) -> FeatureIds | None:
     return feature_ids if feature_ids is not None else first.get("feature_ids")
+
+
+def _num_rows(graphs: Graphs, task: str) -> int:
+    return len(graphs) if task == "graph" else int(graphs[0].num_nodes or 0)
 
 
 def _labels(graphs: Graphs, data: Any, task: str) -> Tensor:
