@@ -174,7 +174,7 @@ def _rows_of_graphs(factor: SparseFactor, batch: Tensor | None, num_graphs: int)
 
 
 def _squared_norm(factor: SparseFactor) -> Tensor:
-    r"""$\lVert \hat R \hat R^\top \rVert_F^2$ of one graph, from columns of the smaller of $\hat R^\top \hat R$ and it."""
+    r"""$\lVert \hat R \hat R^\top \rVert_F^2$ of one graph, by columns of it or of $\hat R^\top \hat R$ if smaller."""
     n, d = factor.x.shape
     total = factor.mean.new_zeros(())
     for part in torch.arange(min(n, d), device=factor.x.device).split(_COLUMNS):
