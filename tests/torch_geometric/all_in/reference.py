@@ -47,7 +47,11 @@ def dense_covariance(r: Tensor, scale: str | None = "trace") -> Tensor:
 
 
 def dense_covariances(
-    x: Tensor, edge_index: Tensor, num_propagations: int, edge_weight: Tensor | None = None, scale: str | None = "trace"
+    x: Tensor,
+    edge_index: Tensor,
+    num_propagations: int,
+    edge_weight: Tensor | None = None,
+    scale: str | None = "trace",
 ) -> list[Tensor]:
     """$K^{(0)}, ..., K^{(k)}$ of what ``x`` is: a projection, or the features themselves."""
     walk, r, found = dense_random_walk(edge_index, edge_weight, x.size(0)), x.double(), []
@@ -88,7 +92,9 @@ def dense_encode(
     for maps, (mix, mix_bias), (norm, norm_bias) in layers:
         branches = [o @ states @ w.t() + b for o, (w, b) in zip(operators, maps, strict=True)]
         mixed = torch.cat(branches, dim=1).relu() @ mix.t() + mix_bias
-        mixed = (mixed - mixed.mean(dim=1, keepdim=True)) / (mixed.var(dim=1, correction=0, keepdim=True) + 1e-5).sqrt()
+        mixed = (mixed - mixed.mean(dim=1, keepdim=True)) / (
+            mixed.var(dim=1, correction=0, keepdim=True) + 1e-5
+        ).sqrt()
         out = (mixed * norm + norm_bias).relu()
         states = states + out if states.size(1) == out.size(1) else out
     return states

@@ -11,6 +11,8 @@ from hf_xai.torch_geometric.all_in.adjacency import Adjacency, as_adjacency, ran
 from tests.torch_geometric.all_in.random_graphs import normal, random_graph
 from tests.torch_geometric.all_in.reference import dense_random_walk, dense_symmetric
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:Sparse invariant checks")
+
 LOOPED = torch.tensor([[0, 0, 1, 2, 2, 2, 1, 1], [0, 1, 2, 1, 2, 2, 3, 3]])  # loops, one twice; a double edge; node 4
 
 
@@ -26,7 +28,9 @@ def dense(adjacency: Adjacency) -> Tensor:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize(("norm", "reference"), [(random_walk_norm, dense_random_walk), (symmetric_norm, dense_symmetric)])
+@pytest.mark.parametrize(
+    ("norm", "reference"), [(random_walk_norm, dense_random_walk), (symmetric_norm, dense_symmetric)]
+)
 @pytest.mark.parametrize("edge_index", [random_graph().edge_index, LOOPED], ids=["directed", "looped"])
 def test_norms_equal_the_dense_ones(
     edge_index: Tensor, norm: Callable[..., Adjacency], reference: Callable[..., Tensor], weighted: bool
@@ -43,9 +47,18 @@ def test_norms_equal_the_dense_ones(
 def test_a_sparse_matrix_is_the_transposed_adjacency(norm: Callable[..., Adjacency], form: str) -> None:
     edge_index, n = random_graph().edge_index, 12
     weight = normal(edge_index.size(1)).abs() + 0.1
-    matrix = torch.sparse_coo_tensor(edge_index.flip(0), weight, (n, n)).coalesce()
+    matrix = torch.sparse_coo_tensor(edge_index.flip(0), weight, (n, n), check_invariants=True).coalesce()
     found = norm(as_adjacency(getattr(matrix, form)()), None, n)
     torch.testing.assert_close(dense(found), dense(norm(edge_index, weight, n)))
+
+
+def test_a_sparse_matrix_with_double_entries_is_read_and_left_as_it_is() -> None:
+    matrix = torch.sparse_coo_tensor(LOOPED.flip(0), torch.ones(8), (4, 4), check_invariants=True)
+    torch.testing.assert_close(
+        dense(symmetric_norm(as_adjacency(matrix), None, 4)), dense(symmetric_norm(LOOPED, None, 4))
+    )
+    assert not matrix.is_coalesced()
+    assert torch.equal(matrix.to_sparse_csr().to_dense(), matrix.to_dense())
 
 
 def test_rows_of_the_random_walk_sum_to_one_and_the_symmetric_norm_is_symmetric_where_edges_are() -> None:
@@ -66,7 +79,9 @@ def test_a_node_without_edges_keeps_itself_alone() -> None:
 def test_integer_weights_are_weights() -> None:
     edge_index = random_graph().edge_index
     ones = torch.ones(edge_index.size(1), dtype=torch.long)
-    torch.testing.assert_close(dense(symmetric_norm(edge_index, 3 * ones, 12)), dense(symmetric_norm(edge_index, 3.0 * ones, 12)))
+    torch.testing.assert_close(
+        dense(symmetric_norm(edge_index, 3 * ones, 12)), dense(symmetric_norm(edge_index, 3.0 * ones, 12))
+    )
 
 
 def test_an_edge_index_of_pyg_becomes_a_plain_tensor() -> None:

@@ -15,6 +15,8 @@ from hf_xai.torch_geometric.all_in.factors import (
 from tests.torch_geometric.all_in.random_graphs import normal
 from tests.torch_geometric.all_in.reference import as_covariance, dense_centering, dense_covariance
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+
 LIKE, UNLIKE = torch.tensor([0] * 4 + [1] * 3 + [2] * 5), torch.tensor([0] + [1] * 30 + [3] * 2)  # graph 2 is empty
 BATCHES = pytest.mark.parametrize("batch", [None, LIKE, UNLIKE], ids=["one graph", "padded", "one by one"])
 
@@ -71,7 +73,9 @@ def test_balanced_operators_have_the_mean_eigenvalue_one_weighted_by_itself() ->
     assert (eigenvalues.square().sum() / eigenvalues.sum()).item() == pytest.approx(1.0, abs=1e-12)
 
 
-@pytest.mark.parametrize("rows", [torch.ones(1, 5), torch.full((9, 5), 0.1), torch.zeros(9, 5), torch.full((9, 5), 3e8)])
+@pytest.mark.parametrize(
+    "rows", [torch.ones(1, 5), torch.full((9, 5), 0.1), torch.zeros(9, 5), torch.full((9, 5), 3e8)]
+)
 def test_equal_rows_make_a_factor_of_zeros(rows: Tensor) -> None:
     factor = unit_trace(center(rows))
     assert torch.equal(factor, torch.zeros_like(rows))
@@ -122,14 +126,20 @@ def test_sparse_features_make_the_same_products(batch: Tensor | None, unit: bool
         dense, sparse = change(dense), change(sparse)
         assert isinstance(sparse, SparseFactor)
         torch.testing.assert_close(
-            covariance_product(sparse, x, batch, count), covariance_product(dense, x, batch, count), atol=1e-12, rtol=1e-9
+            covariance_product(sparse, x, batch, count),
+            covariance_product(dense, x, batch, count),
+            atol=1e-12,
+            rtol=1e-9,
         )
 
 
 @pytest.mark.parametrize(("n", "d"), [(5, 40), (40, 5), (3, 600)])
 def test_sparse_factors_are_balanced_from_the_smaller_side(n: int, d: int) -> None:
     r = normal(n, d, dtype=torch.float64).relu()
-    dense, sparse = balanced(unit_trace(center(r))), balanced(sparse_factor(r.to_sparse().coalesce(), None, 1, unit=True))
+    dense, sparse = (
+        balanced(unit_trace(center(r))),
+        balanced(sparse_factor(r.to_sparse().coalesce(), None, 1, unit=True)),
+    )
     assert isinstance(sparse, SparseFactor)
     x = normal(n, 2, dtype=torch.float64)
     torch.testing.assert_close(covariance_product(sparse, x), covariance_product(dense, x), atol=1e-12, rtol=1e-9)

@@ -43,7 +43,9 @@ def test_a_seed_gives_the_same_matrix_and_leaves_both_global_generators_alone() 
 
 def test_the_stream_is_pinned_since_saved_heads_rebuild_it() -> None:
     assert draw_projection(2, 2, seed=0).flatten().tolist() == pytest.approx(PINNED, abs=0)
-    assert draw_projection(2, 1, seed=0, feature_ids=["a", 1]).flatten().tolist() == pytest.approx(PINNED_BY_NAME, abs=0)
+    assert draw_projection(2, 1, seed=0, feature_ids=["a", 1]).flatten().tolist() == pytest.approx(
+        PINNED_BY_NAME, abs=0
+    )
     assert projection_seeds(0, 2) == PINNED_SEEDS
 
 
