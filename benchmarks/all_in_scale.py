@@ -55,7 +55,10 @@ def scale_bars(bench: Benchmark) -> None:
     total = [row["num_nodes"] + row["num_edges"] for row in rows]
     memory = linregress(total, [row["peak_bytes"] for row in rows])
     seconds = linregress(total, [median(row["seconds"]) for row in rows])
-    how = f"R^2 of a line through peak bytes against n + |E|, n up to {rows[-1]['num_nodes']:,}; slope {memory.slope:.0f} bytes; seconds: R^2 {seconds.rvalue**2:.4f}, slope {seconds.slope * 1e9:.0f} ns"
+    how = (
+        f"R^2 of a line through peak bytes against n + |E|, n up to {rows[-1]['num_nodes']:,}; slope "
+        f"{memory.slope:.0f} bytes; seconds: R^2 {seconds.rvalue**2:.4f}, slope {seconds.slope * 1e9:.0f} ns"
+    )
     bench.bar("memory_linear_r2", memory.rvalue**2, None, how)
     ratios = {
         row["num_nodes"]: np.array(row["branch_seconds"]) / np.array(row["sparse_seconds"])

@@ -25,7 +25,17 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 SIGNIFICANT_DIGITS = 7
-LIBRARIES = ("hf-xai", "torch", "diffusers", "transformers", "accelerate", "numpy", "scipy", "scikit-learn")
+LIBRARIES = (
+    "hf-xai",
+    "torch",
+    "diffusers",
+    "transformers",
+    "torch-geometric",
+    "accelerate",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+)
 
 
 class BenchmarkError(RuntimeError):
