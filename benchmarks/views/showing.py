@@ -35,6 +35,6 @@ def spread(value: float, interval: Sequence[float] | None) -> str:
 
 
 def table(heads: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
-    """A Markdown table."""
+    """A Markdown table; bars inside cells are escaped."""
     rows = [heads, ["---"] * len(heads), *lines]
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+    return "\n".join(f"| {' | '.join(str(cell).replace('|', '\\|') for cell in row)} |" for row in rows)

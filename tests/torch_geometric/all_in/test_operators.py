@@ -129,9 +129,9 @@ def test_other_number_types_are_computed_in_float32(sparse: bool, dtype: torch.d
 
 
 def test_half_precision_neither_overflows_nor_vanishes() -> None:
-    x = (normal(3000, 20) * 1000).half()
+    x = (normal(300, 20) * 1000).half()
     for size in (1.0, 1e-7):
-        _, factors = operators()((x * size).half() if size == 1.0 else x.float() * size, random_graph(3000).edge_index)
+        _, factors = operators()((x * size).half() if size == 1.0 else x.float() * size, random_graph(300).edge_index)
         assert factors[0].square().sum().item() == pytest.approx(1.0, abs=1e-4)
 
 
@@ -142,7 +142,7 @@ def test_wide_sparse_features_are_never_made_dense() -> None:
         torch.randint(d, (10 * n,), generator=torch.Generator().manual_seed(0)),
     )
     x = torch.sparse_coo_tensor(torch.stack([rows, columns]), torch.ones(10 * n), (n, d), check_invariants=True)
-    edges = random_graph(n).edge_index
+    edges = torch.arange(n).repeat(2).view(2, n)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         r0, _ = operators()(x, edges)
         _, factors = operators(projection=None, num_propagations=1)(x, edges)

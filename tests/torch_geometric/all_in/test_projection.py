@@ -34,11 +34,11 @@ def test_named_rows_are_standard_normal_and_unrelated() -> None:
 
 
 def test_a_seed_gives_the_same_matrix_and_leaves_both_global_generators_alone() -> None:
-    states = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    states = torch.get_rng_state(), np.random.get_state()[1].copy()
     assert torch.equal(draw_projection(7, 4, seed=5), draw_projection(7, 4, seed=5))
     assert not torch.equal(draw_projection(7, 4, seed=5), draw_projection(7, 4, seed=6))
     assert torch.equal(torch.get_rng_state(), states[0])
-    assert (np.random.get_state()[1] == states[1]).all()  # noqa: NPY002
+    assert (np.random.get_state()[1] == states[1]).all()
 
 
 def test_the_stream_is_pinned_since_saved_heads_rebuild_it() -> None:
