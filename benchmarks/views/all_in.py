@@ -107,7 +107,7 @@ def scale(results: Results) -> str:
     (pubmed,) = of_kind(results, "pubmed_size")
     features = pubmed["features_bytes"] / 2**20
     note = (
-        "Peak memory of a forward beside graph and features, and its time, one thread. At the size of PubMed a forward "
+        "Peak memory of a forward beside graph and features, and its time, one thread. At the size of PubMed it "
         f"adds {pubmed['peak_bytes'] / 2**20:,.0f} MiB to {features:,.0f} MiB of features; the whole process takes "
         f"{pubmed['process_bytes'] / 2**20:,.0f} MiB."
     )

@@ -36,5 +36,5 @@ def spread(value: float, interval: Sequence[float] | None) -> str:
 
 def table(heads: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
     """A Markdown table; bars inside cells are escaped."""
-    rows = [heads, ["---"] * len(heads), *lines]
-    return "\n".join(f"| {' | '.join(str(cell).replace('|', '\\|') for cell in row)} |" for row in rows)
+    rows = [[str(cell).replace("|", "\\|") for cell in row] for row in (heads, ["---"] * len(heads), *lines)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
