@@ -15,6 +15,8 @@ from hf_xai.torch_geometric.all_in import (
     AllInConfig,
     AllInConv,
     AllInEncoder,
+    AllInExplainer,
+    AllInExplanation,
     AllInTransferHead,
     CovarianceOperators,
     GraphSource,
@@ -22,6 +24,7 @@ from hf_xai.torch_geometric.all_in import (
     TrainingFreeConfig,
     TrainingFreeEncoder,
     TransferConfig,
+    explain_prediction,
     pretrain,
 )
 
@@ -30,6 +33,8 @@ __all__ = [
     "AllInConfig",
     "AllInConv",
     "AllInEncoder",
+    "AllInExplainer",
+    "AllInExplanation",
     "AllInTransferHead",
     "CovarianceOperators",
     "GraphSource",
@@ -37,5 +42,6 @@ __all__ = [
     "TrainingFreeConfig",
     "TrainingFreeEncoder",
     "TransferConfig",
+    "explain_prediction",
     "pretrain",
 ]

@@ -18,10 +18,10 @@ def _fresh_compiler() -> Any:
 
 
 def test_one_graph_of_any_size_compiles_once_and_whole() -> None:
-    found, counter = encoder(), CompileCounterWithBackend("aot_eager")
+    found, counter = encoder(num_layers=1), CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(found, backend=counter, dynamic=True, fullgraph=True)
     frames = []
-    for n in (12, 17, 40, 23):
+    for n in (12, 17, 40):
         graph, matrix = random_graph(n, seed=n), normal(5, 6)
         inputs = {"x": graph.x, "edge_index": graph.edge_index, "projection_matrix": matrix}
         torch.testing.assert_close(compiled(**inputs), found(**inputs), atol=1e-5, rtol=1e-5)
@@ -30,7 +30,7 @@ def test_one_graph_of_any_size_compiles_once_and_whole() -> None:
 
 
 def test_drawing_the_projection_only_breaks_the_graph() -> None:
-    found = encoder()
+    found = encoder(num_layers=1)
     compiled = torch.compile(found, backend="aot_eager", dynamic=True)
     for n in (12, 17):
         graph = random_graph(n, seed=n)

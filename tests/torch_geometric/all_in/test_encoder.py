@@ -194,9 +194,9 @@ def test_what_the_transform_stores_takes_the_place_of_the_projection() -> None:
 
 
 def test_training_on_batches_of_a_loader_lowers_the_loss() -> None:
-    graphs = [random_graph(6 + seed % 5, num_features=4, seed=seed) for seed in range(16)]
+    graphs = [random_graph(8, num_features=4, seed=seed, num_edges=30 * (seed % 2)) for seed in range(16)]
     for seed, graph in enumerate(graphs):
-        graph.x, graph.y = graph.x * (1 + seed % 2) + graph.x.roll(seed % 2, 0), torch.tensor([seed % 2])
+        graph.y = torch.tensor([seed % 2])
     found, head = encoder().train(), torch.nn.Linear(8, 2)
     optimizer = torch.optim.Adam([*found.parameters(), *head.parameters()], lr=0.01)
     losses = []

@@ -3,6 +3,9 @@
 from hf_xai.torch_geometric.all_in.config import AllInConfig, TransferConfig
 from hf_xai.torch_geometric.all_in.conv import AllInConv
 from hf_xai.torch_geometric.all_in.encoder import AllInEncoder
+from hf_xai.torch_geometric.all_in.explainer import AllInExplainer
+from hf_xai.torch_geometric.all_in.explanation import explain_prediction
+from hf_xai.torch_geometric.all_in.explanation_report import AllInExplanation
 from hf_xai.torch_geometric.all_in.operators import CovarianceOperators
 from hf_xai.torch_geometric.all_in.pretraining import pretrain
 from hf_xai.torch_geometric.all_in.pretraining_run import PretrainingResult
@@ -16,6 +19,8 @@ __all__ = [
     "AllInConfig",
     "AllInConv",
     "AllInEncoder",
+    "AllInExplainer",
+    "AllInExplanation",
     "AllInTransferHead",
     "CovarianceOperators",
     "GraphSource",
@@ -23,5 +28,6 @@ __all__ = [
     "TrainingFreeConfig",
     "TrainingFreeEncoder",
     "TransferConfig",
+    "explain_prediction",
     "pretrain",
 ]
