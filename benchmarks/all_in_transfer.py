@@ -9,9 +9,9 @@ import graph_baselines
 import numpy as np
 import torch
 from all_in_planted import VARIANTS, correct, mean
-from graph_sets import knn_graph, planetoid, tu
+from graph_sets import planetoid, tu
 from harness import Benchmark
-from planted_graphs import bag_of_words_sbm, sbm
+from planted_graphs import bag_of_words_sbm
 from sklearn.model_selection import StratifiedKFold, train_test_split
 from torch_geometric.data import Data
 from torch_geometric.transforms import AddRandomWalkPE
@@ -43,16 +43,13 @@ def encoders(sources: list[GraphSource], settings: Settings, seed: int) -> dict[
 
 
 def node_sources(settings: Settings, other: str, data_dir: Path | None, seed: int) -> list[GraphSource]:
-    """The other citation network (all of its labels), tables as graphs, and made-up communities."""
+    """The other citation network, with all of its labels, and made-up communities whose nodes hold words."""
     citations = planetoid(other, data_dir)
     whole = Data(x=citations.x, edge_index=citations.edge_index, y=citations.y)
     found = [GraphSource(f"{other} {copy}", whole) for copy in range(settings["copies"])]
-    found += [GraphSource(name, knn_graph(name)) for name in settings["tables"]]
-    for number, (width, classes) in enumerate(settings["communities"]):
-        make = bag_of_words_sbm if number % 2 else sbm
-        found.append(
-            GraphSource(f"communities {number}", make(settings["nodes"], width, classes, seed * 1000 + number))
-        )
+    for number, community in enumerate(settings["communities"]):
+        graph = bag_of_words_sbm(settings["nodes"], seed=seed * 1000 + number, **community)
+        found.append(GraphSource(f"communities {number}", graph))
     return found
 
 

@@ -45,7 +45,7 @@ def summary(results: Results) -> str:
     machine = results["machine"]
     note = (
         f"Accuracy on graphs that no encoder has seen, means over {seeds} seeds (GIN: one). Cora and CiteSeer: public "
-        "split, encoders pretrained on the other one, on tables and on made-up graphs; molecules: ten folds, encoders "
+        "split, encoders pretrained on the other one and on made-up graphs; molecules: ten folds, encoders "
         f"pretrained on the other four sets. {machine['processor']}, {results['date']}; `{results['command']}`."
     )
     return f"{table(['', *targets], lines)}\n\n{note}"

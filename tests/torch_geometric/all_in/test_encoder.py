@@ -61,11 +61,12 @@ def test_a_batch_gives_each_graph_what_it_has_alone(settings: dict[str, Any]) ->
     ]
     for graph in graphs:
         graph.edge_attr = normal(graph.num_edges, 2, seed=graph.num_nodes)
-        graph.pe = normal(graph.num_nodes, 3) if found.config.pe_dim else None
+        if found.config.pe_dim:
+            graph.pe = normal(graph.num_nodes, 3)
     batch = Batch.from_data_list(graphs)
 
     def states(graph: Data, index: Tensor | None, x: Tensor) -> Tensor:
-        return found(x, graph.edge_index, index, edge_attr=graph.edge_attr, pe=graph.pe)
+        return found(x, graph.edge_index, index, edge_attr=graph.edge_attr, pe=graph.get("pe"))
 
     whole = states(batch, batch.batch, batch.x)
     alone = [states(graph, None, graph.x) for graph in graphs]
