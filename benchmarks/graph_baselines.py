@@ -46,10 +46,14 @@ def label_propagation(data: Data, train_mask: Tensor, val_mask: Tensor | None, s
 
 
 def raw_ridge(data: Data, train_mask: Tensor, val_mask: Tensor | None, seed: int) -> Tensor:
-    """Ridge classifier on the features alone; its penalty by leave-one-out, so ``val_mask`` is not needed."""
+    """Ridge classifier on the features alone; its penalty by leave-one-out, rows of words as in ``feature_forms``."""
+
+    def fitted(x: Tensor) -> Tensor:
+        ridge = RidgeClassifierCV(ALPHAS).fit(x[train_mask].numpy(), data.y[train_mask].numpy())
+        return torch.from_numpy(ridge.predict(x.numpy()))
+
     with seeded(seed):
-        ridge = RidgeClassifierCV(ALPHAS).fit(data.x[train_mask].numpy(), data.y[train_mask].numpy())
-        return torch.from_numpy(ridge.predict(data.x.numpy()))
+        return best_on_val(map(fitted, feature_forms(data.x, val_mask)), data.y, val_mask)
 
 
 def sgc(data: Data, train_mask: Tensor, val_mask: Tensor | None, seed: int) -> Tensor:
@@ -68,8 +72,20 @@ def sgc(data: Data, train_mask: Tensor, val_mask: Tensor | None, seed: int) -> T
 def gcn(data: Data, train_mask: Tensor, val_mask: Tensor | None, seed: int, *, num_epochs: int = 200) -> Tensor:
     """GCN trained from scratch (arXiv 1609.02907): 2 layers of 64 channels, dropout 0.5, Adam 0.01, decay 5e-4.
 
-    The epoch is the first of the best on ``val_mask``; the last one where it is None.
+    The epoch is the first of the best on ``val_mask``, the last one where it is None; rows as in ``feature_forms``.
     """
+    forms = (Data(x=x, edge_index=data.edge_index, y=data.y) for x in feature_forms(data.x, val_mask))
+    return best_on_val((train_gcn(form, train_mask, val_mask, seed, num_epochs) for form in forms), data.y, val_mask)
+
+
+def feature_forms(x: Tensor, val_mask: Tensor | None) -> list[Tensor]:
+    """``x``, and where it has no negative entry and ``val_mask`` can choose, also with rows that sum to 1."""
+    if val_mask is None or (x < 0).any():
+        return [x]
+    return [x, x / x.sum(1, keepdim=True).clamp(min=1)]
+
+
+def train_gcn(data: Data, train_mask: Tensor, val_mask: Tensor | None, seed: int, num_epochs: int) -> Tensor:
     with seeded(seed):
         model = GCN(data.num_features, 64, 2, num_classes(data.y), dropout=0.5)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)

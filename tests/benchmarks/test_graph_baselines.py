@@ -7,6 +7,7 @@ import torch
 from graph_baselines import (
     bag_of_tags,
     best_on_val,
+    feature_forms,
     gcn,
     gin,
     label_propagation,
@@ -116,3 +117,10 @@ def test_padded_features_tell_nothing_of_a_set_with_other_channels() -> None:
         graph.x = -graph.x
     accuracies = padded_gnn([known, graphs(1, 5)], [known, mirrored, cut], seed=1000, steps=40)
     assert accuracies == [1.0, 0.0, 0.5]
+
+
+def test_rows_of_words_are_also_offered_divided_by_their_sum_where_validation_can_choose() -> None:
+    words, val_mask = torch.tensor([[1.0, 1.0], [0.0, 0.0]]), torch.tensor([True, False])
+    assert [form.tolist() for form in feature_forms(words, val_mask)] == [[[1, 1], [0, 0]], [[0.5, 0.5], [0, 0]]]
+    assert [form is words for form in feature_forms(words, None)] == [True]
+    assert len(feature_forms(-words, val_mask)) == 1
