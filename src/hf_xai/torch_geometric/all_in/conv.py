@@ -48,7 +48,7 @@ class AllInConv(MessagePassing):
         bias: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**{"aggr": "add", **kwargs})
+        super().__init__(aggr="add", **kwargs)
         for name, value, least in (
             ("in_channels", in_channels, 1),
             ("out_channels", out_channels, 1),
@@ -100,12 +100,14 @@ class AllInConv(MessagePassing):
         return x_j if edge_weight is None else edge_weight.view(-1, 1) * x_j
 
     def message_and_aggregate(self, edge_index: Any, x: Tensor) -> Tensor:
-        return spmm(edge_index, x, reduce=self.aggr)
+        if x.dtype in (torch.float16, torch.bfloat16):  # no sparse kernel on the CPU
+            return spmm(edge_index.float(), x.float(), reduce="sum").to(x.dtype)
+        return spmm(edge_index, x, reduce="sum")
 
     def _adjacency(self, edge_index: Any, edge_weight: Tensor | None, x: Tensor) -> Adjacency:
         if isinstance(edge_index, Adjacency):
             return edge_index
-        edge_index = as_adjacency(edge_index)
+        edge_index = as_adjacency(edge_index, edge_weight)
         check_graph(x.size(0), edge_index, None)
         if self.normalize:
             return symmetric_norm(edge_index, edge_weight, x.size(0)).to(x.dtype)

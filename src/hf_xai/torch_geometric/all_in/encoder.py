@@ -13,7 +13,7 @@ from hf_xai.torch_geometric.all_in.adjacency import Adjacency, as_adjacency, sym
 from hf_xai.torch_geometric.all_in.config import AllInConfig
 from hf_xai.torch_geometric.all_in.conv import AllInConv
 from hf_xai.torch_geometric.all_in.factors import Factor, SparseFactor, balanced
-from hf_xai.torch_geometric.all_in.features import check_graph
+from hf_xai.torch_geometric.all_in.features import check_finite, check_graph, checked_features
 from hf_xai.torch_geometric.all_in.hub_module import HubModule
 from hf_xai.torch_geometric.all_in.operators import CovarianceOperators
 from hf_xai.torch_geometric.all_in.projection import FeatureIds
@@ -157,11 +157,14 @@ class AllInEncoder(HubModule, library_name="hf-xai"):
         **projection: Any,
     ) -> list[Tensor]:
         r"""$H^{(0)}, \dots, H^{(L)}$; arguments and errors as of :meth:`forward`."""
-        edge_index = as_adjacency(edge_index)
+        edge_index = as_adjacency(edge_index, edge_weight)
         if allin_r is not None:
             r0, factors = self._projected_before(allin_r, edge_index, batch)
-        elif x is None or x.size(1) == 0:
+        elif x is None or (x := checked_features(x)).size(1) == 0:
+            if self.config.edge_features:
+                raise DataError("An encoder with edge_features=True needs features of the nodes, too.")
             r0, factors = self._without_features(x, pe)
+            check_graph(r0.size(0), edge_index, batch)
         else:
             r0, factors = self.operators(x, edge_index, batch, edge_weight, edge_attr=edge_attr, **projection)
         factors = factors[: self.config.num_factors]
@@ -203,6 +206,8 @@ class AllInEncoder(HubModule, library_name="hf-xai"):
             raise DataError(f"The encoder has pe_dim={wanted}, so pe must be {wanted or 'None'} wide, got {given}.")
         if pe is not None and pe.size(0) != r0.size(0):
             raise DataError(f"pe must have a row for each of the {r0.size(0)} nodes, got {pe.size(0)}.")
+        if pe is not None:
+            check_finite(pe, pe, "pe")
         if pe is None:
             return r0 if r0.size(1) else r0.new_ones(r0.size(0), 1)
         return torch.cat([r0, pe.to(r0.dtype)], dim=1)
@@ -225,6 +230,7 @@ class AllInEncoder(HubModule, library_name="hf-xai"):
                 f"allin_r must have the shape (num_nodes, {wanted[0]}, {wanted[1]}) of this encoder, "
                 f"got {tuple(allin_r.shape)}."
             )
+        check_finite(allin_r, allin_r.flatten(1), "allin_r")
         num_graphs = check_graph(allin_r.size(0), edge_index, batch)
         return self.operators.normalize(allin_r.unbind(dim=1), batch, num_graphs)
 

@@ -39,24 +39,26 @@ def center(x: Tensor, batch: Tensor | None = None, num_graphs: int = 1) -> Tenso
         num_graphs: Number of graphs.
 
     Returns:
-        ``(n, channels)``; exact zeros for a graph in which nothing but rounding is left of it.
+        ``(n, channels)``; exact zeros for a column of a graph in which nothing but rounding is left.
     """
     if x.size(0) == 0:
         return x
     mean = x.mean(dim=0) if batch is None else scatter(x, batch, dim_size=num_graphs, reduce="mean")[batch]
     centered = x - mean
-    rounding = _ROUNDINGS * torch.finfo(x.dtype).eps * _peak(x, batch, num_graphs)
-    return centered * _spread((_peak(centered, batch, num_graphs) > rounding).to(x.dtype), batch)
+    rounding = _ROUNDINGS * torch.finfo(x.dtype).eps * _peaks(x, batch, num_graphs)
+    kept = (_peaks(centered, batch, num_graphs) > rounding).to(x.dtype)
+    return centered * (kept if batch is None else kept[batch])
 
 
 def root_mean_square(x: Tensor, batch: Tensor | None = None, num_graphs: int = 1) -> Tensor:
     """Root of the mean square of each graph's entries, ``(num_graphs,)``; 1 where it is 0, so that one may divide."""
-    rows = x.square().mean(dim=1)
+    peak = _peak(x, batch, num_graphs)
+    rows = (x * _spread(inverse(peak), batch)).square().mean(dim=1)
     if batch is None:
         square = rows.mean().reshape(1) if rows.numel() else rows.new_zeros(1)
     else:
         square = scatter(rows, batch, dim_size=num_graphs, reduce="mean")
-    return torch.where(square > 0, square, 1.0).sqrt()
+    return torch.where(square > 0, torch.where(square > 0, square, 1.0).sqrt() * peak, 1.0)
 
 
 def unit_trace(centered: Tensor, batch: Tensor | None = None, num_graphs: int = 1) -> Tensor:
@@ -73,7 +75,7 @@ def unit_trace(centered: Tensor, batch: Tensor | None = None, num_graphs: int = 
     shrunk = centered * _spread(inverse(_peak(centered, batch, num_graphs)), batch)  # squares can't overflow
     rows = shrunk.square().sum(dim=1)
     trace = rows.sum().reshape(1) if batch is None else scatter(rows, batch, dim_size=num_graphs, reduce="sum")
-    return shrunk * _spread(inverse(trace.sqrt()), batch)
+    return shrunk * _spread(inverse_root(trace), batch)
 
 
 def covariance_product(factor: Factor, x: Tensor, batch: Tensor | None = None, num_graphs: int = 1) -> Tensor:
@@ -89,7 +91,9 @@ def covariance_product(factor: Factor, x: Tensor, batch: Tensor | None = None, n
         ``(n, channels)``.
     """
     if isinstance(factor, SparseFactor):
-        return _sparse_product(factor, x, batch, num_graphs)
+        graphs = _rows_of_graphs(factor, batch, num_graphs)
+        parts = x.split([graph.x.size(0) for graph in graphs])
+        return torch.cat([_sparse_product(graph, part) for graph, part in zip(graphs, parts, strict=True)])
     if batch is None:
         return factor @ (factor.t() @ x)
     counts = degree(batch, num_graphs, dtype=torch.long)
@@ -117,10 +121,10 @@ def balanced(factor: Factor, batch: Tensor | None = None, num_graphs: int = 1) -
     """
     if isinstance(factor, SparseFactor):
         square = torch.stack([_squared_norm(graph) for graph in _rows_of_graphs(factor, batch, num_graphs)])
-        return SparseFactor(factor.x, factor.mean, factor.scale * inverse(square).sqrt())
+        return SparseFactor(factor.x, factor.mean, factor.scale * inverse_root(square))
     rows = (factor * covariance_product(factor, factor, batch, num_graphs)).sum(dim=1)
     square = rows.sum().reshape(1) if batch is None else scatter(rows, batch, dim_size=num_graphs, reduce="sum")
-    return factor * _spread(inverse(square).sqrt(), batch)
+    return factor * _spread(inverse_root(square), batch)
 
 
 def sparse_factor(x: Tensor, batch: Tensor | None, num_graphs: int, *, unit: bool) -> SparseFactor:
@@ -135,30 +139,23 @@ def sparse_factor(x: Tensor, batch: Tensor | None, num_graphs: int, *, unit: boo
     n, d = x.shape
     graph = torch.zeros(n, dtype=torch.long, device=x.device) if batch is None else batch
     rows, columns = x.indices()
-    values = x.values()
+    dtype, values = x.dtype, x.values().double()  # the trace is a difference of large sums
     sizes = degree(graph, num_graphs, dtype=values.dtype).clamp(min=1)
     sums = scatter(values, graph[rows] * d + columns, dim_size=num_graphs * d, reduce="sum").view(num_graphs, d)
     mean = sums / sizes[:, None]
     if not unit:
-        return SparseFactor(x, mean, values.new_full((num_graphs,), d**-0.5))
+        return SparseFactor(x, mean.to(dtype), x.values().new_full((num_graphs,), d**-0.5))
     total = scatter(values.square(), graph[rows], dim_size=num_graphs, reduce="sum")
     trace = total - sizes * mean.square().sum(dim=1)
-    rounding = torch.finfo(values.dtype).eps * total * sizes.sqrt()
-    return SparseFactor(x, mean, torch.where(trace > rounding, inverse(trace.clamp(min=0).sqrt()), 0.0))
+    rounding = _ROUNDINGS * torch.finfo(values.dtype).eps * total
+    scale = torch.where(trace > rounding, inverse_root(trace), 0.0)
+    return SparseFactor(x, mean.to(dtype), scale.to(dtype))
 
 
-def _sparse_product(factor: SparseFactor, x: Tensor, batch: Tensor | None, num_graphs: int) -> Tensor:
-    features, graph = factor.x, x.new_zeros(x.size(0), dtype=torch.long) if batch is None else batch
-    n, d = features.shape
-    rows, columns = features.indices()
-    values = features.values() * factor.scale[graph[rows]]
-    # Features of another graph are other features: one product serves all graphs.
-    wide = torch.sparse_coo_tensor(torch.stack([rows, graph[rows] * d + columns]), values, (n, num_graphs * d))
-    mean = factor.mean * factor.scale[:, None]
-    sums = scatter(x, graph, dim_size=num_graphs, reduce="sum")
-    inner = torch.sparse.mm(wide.t(), x).view(num_graphs, d, -1) - mean[:, :, None] * sums[:, None, :]
-    shift = torch.bmm(mean[:, None, :], inner).squeeze(1)
-    return torch.sparse.mm(wide, inner.flatten(0, 1)) - shift[graph]
+def _sparse_product(factor: SparseFactor, x: Tensor) -> Tensor:
+    """The product of one graph: features are centred in the result, never themselves."""
+    inner = torch.sparse.mm(factor.x.t(), x) - factor.mean.t() * x.sum(dim=0)
+    return factor.scale.square() * (torch.sparse.mm(factor.x, inner) - factor.mean @ inner)
 
 
 def _rows_of_graphs(factor: SparseFactor, batch: Tensor | None, num_graphs: int) -> list[SparseFactor]:
@@ -181,7 +178,7 @@ def _squared_norm(factor: SparseFactor) -> Tensor:
         unit = factor.mean.new_zeros(min(n, d), part.numel())
         unit[part, torch.arange(part.numel(), device=part.device)] = 1
         if n <= d:
-            total = total + _sparse_product(factor, unit, None, 1).square().sum()
+            total = total + _sparse_product(factor, unit).square().sum()
             continue
         states = (torch.sparse.mm(factor.x, unit) - factor.mean @ unit) * factor.scale
         inner = torch.sparse.mm(factor.x.t(), states) - factor.mean.t() * states.sum(dim=0)
@@ -197,9 +194,21 @@ def _peak(x: Tensor, batch: Tensor | None, num_graphs: int) -> Tensor:
     return rows.amax().reshape(1) if batch is None else scatter(rows, batch, dim_size=num_graphs, reduce="max")
 
 
+def _peaks(x: Tensor, batch: Tensor | None, num_graphs: int) -> Tensor:
+    """Largest absolute value of each column of each graph."""
+    if batch is None:
+        return torch.linalg.vector_norm(x.detach(), float("inf"), dim=0)
+    return scatter(x.detach().abs(), batch, dim_size=num_graphs, reduce="max")
+
+
 def inverse(x: Tensor) -> Tensor:
     """``1 / x``, and 0 where x is 0; no NaN enters a gradient."""
     return torch.where(x > 0, 1.0 / torch.where(x > 0, x, 1.0), 0.0)
+
+
+def inverse_root(x: Tensor) -> Tensor:
+    """``x ** -0.5``, and 0 where x is 0; no NaN enters a gradient."""
+    return torch.where(x > 0, torch.where(x > 0, x, 1.0).rsqrt(), 0.0)
 
 
 def _spread(per_graph: Tensor, batch: Tensor | None) -> Tensor:

@@ -50,8 +50,11 @@ def check_graph(num_nodes: int, edge_index: Any, batch: Tensor | None) -> int:
         raise DataError(f"edge_index must hold nodes from 0 to {num_nodes - 1}, as x has {num_nodes} rows.")
     if batch is None:
         return 1
-    if batch.shape != (num_nodes,):
-        raise DataError(f"batch must name the graph of each of the {num_nodes} nodes, got {tuple(batch.shape)}.")
+    if batch.shape != (num_nodes,) or batch.is_floating_point():
+        raise DataError(
+            f"batch must be integers, the graph of each of the {num_nodes} nodes, "
+            f"got {tuple(batch.shape)} {batch.dtype}."
+        )
     if num_nodes == 0:
         return 0
     if bool((batch[1:] < batch[:-1]).any()) or int(batch[0]) < 0:
@@ -59,7 +62,7 @@ def check_graph(num_nodes: int, edge_index: Any, batch: Tensor | None) -> int:
     return int(batch[-1]) + 1
 
 
-def check_finite(projected: Tensor, x: Tensor) -> None:
+def check_finite(projected: Tensor, x: Tensor, name: str = "x") -> None:
     """Raises a ``DataError`` that names the columns of ``x`` that are not finite, if a projection of it is not.
 
     A NaN or infinity of ``x`` reaches every column of its projection, which is far smaller than ``x``.
@@ -71,9 +74,9 @@ def check_finite(projected: Tensor, x: Tensor) -> None:
     else:
         columns = sorted(set(x.indices()[1][~torch.isfinite(x.values())].tolist()))
     if not columns:
-        raise DataError(f"The features in x are so large that their projection overflows {projected.dtype}.")
+        raise DataError(f"The features in {name} are so large that their projection overflows {projected.dtype}.")
     shown = ", ".join(map(str, columns[:8])) + (" ..." if len(columns) > 8 else "")
-    raise DataError(f"x must be finite; NaN or infinity in the columns {shown}.")
+    raise DataError(f"{name} must be finite; NaN or infinity in the columns {shown}.")
 
 
 def reordered(x: Tensor, order: Tensor) -> Tensor:

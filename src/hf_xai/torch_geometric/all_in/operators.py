@@ -114,8 +114,9 @@ class CovarianceOperators(MessagePassing):
             DataError: If a feature is NaN or infinite (its column is named), or shapes don't fit.
             ConfigError: If arguments contradict each other.
         """
-        x, edge_index, num_graphs = self._checked(x, edge_index, batch, edge_attr, feature_ids, projection_matrix)
-        drawn = projection_matrix is None or self.edge_features
+        edge_index = as_adjacency(edge_index, edge_weight)
+        x, num_graphs = self._checked(x, edge_index, batch, edge_attr, feature_ids, projection_matrix)
+        drawn = self.projection is not None and (projection_matrix is None or self.edge_features)
         seed = self._seed(seed, generator) if drawn else 0
         projected = self.project(
             x,
@@ -140,7 +141,7 @@ class CovarianceOperators(MessagePassing):
         projection_matrix: Tensor | None = None,
     ) -> list[Tensor]:
         r"""The propagated projections $R^{(0)}, ..., R^{(k)}$ as they are, then those of the edge features."""
-        adjacency = random_walk_norm(edge_index, edge_weight, x.size(0))
+        adjacency = random_walk_norm(edge_index, edge_weight, x.size(0), x.dtype)
         first = self._first(x, seed, feature_ids, projection_matrix)
         found = self._propagated(first, adjacency)
         if self.edge_features:
@@ -175,11 +176,13 @@ class CovarianceOperators(MessagePassing):
         edge_attr: Tensor | None,
         feature_ids: FeatureIds | None,
         projection_matrix: Tensor | None,
-    ) -> tuple[Tensor, Any, int]:
-        x, edge_index = checked_features(x), as_adjacency(edge_index)
+    ) -> tuple[Tensor, int]:
+        x = checked_features(x)
         num_graphs = check_graph(x.size(0), edge_index, batch)
         if feature_ids is not None:
             check_feature_ids(feature_ids, x.size(1))
+        if projection_matrix is not None and self.projection is None:
+            raise ConfigError("projection_matrix is nothing to operators with projection=None.")
         if projection_matrix is not None and projection_matrix.shape != (x.size(1), self.projection_dim):
             raise DataError(
                 f"projection_matrix must have the shape ({x.size(1)}, {self.projection_dim}), "
@@ -192,7 +195,7 @@ class CovarianceOperators(MessagePassing):
                 f"edge_attr must have a row for each of the {edge_index.size(1)} edges, "
                 f"got {cast(Tensor, edge_attr).size(0)}."
             )
-        return x, edge_index, num_graphs
+        return x, num_graphs
 
     @torch.compiler.disable
     def _seed(self, seed: int | None, generator: torch.Generator | None) -> int:
@@ -228,10 +231,12 @@ class CovarianceOperators(MessagePassing):
         return draw_projection(num_features, self.projection_dim, seed=seed, feature_ids=feature_ids)
 
     def _of_edges(self, edge_attr: Tensor, edge_index: Tensor, x: Tensor, seed: int) -> Tensor:
-        edge_attr = edge_attr.to(x.dtype).reshape(edge_index.size(1), -1)
+        given = (edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr).to(x.dtype)
+        edge_attr = given
         if self.projection is not None:
-            matrix = self._draw(edge_attr.size(1), projection_seeds(seed, 2)[1])
-            edge_attr = edge_attr @ matrix.to(edge_attr)
+            matrix = self._draw(given.size(1), projection_seeds(seed, 2)[1])
+            edge_attr = given @ matrix.to(given)
+        check_finite(edge_attr, given, "edge_attr")
         return scatter(edge_attr, edge_index[1], dim_size=x.size(0), reduce="sum")
 
     def _propagated(self, first: Tensor, adjacency: Adjacency) -> list[Tensor]:

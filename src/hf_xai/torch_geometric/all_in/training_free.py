@@ -85,13 +85,13 @@ class TrainingFreeEncoder(MessagePassing):
         feature_ids: FeatureIds | None = None,
     ) -> Tensor:
         """Features of the nodes; arguments and errors as of `AllInEncoder`."""
-        x, edge_index = checked_features(x), as_adjacency(edge_index)
+        x, edge_index = checked_features(x), as_adjacency(edge_index, edge_weight)
         num_graphs = check_graph(x.size(0), edge_index, batch)
         seed = self.config.seed if seed is None else seed
         states, factors = self.projected(x, edge_index, batch, edge_weight, seed=seed, feature_ids=feature_ids)
         if self.limit is not None:
             _, factors = self.limit(x, edge_index, batch, edge_weight)
-        edges, weight, loops = symmetric_norm(edge_index, edge_weight, x.size(0))
+        edges, weight, loops = symmetric_norm(edge_index, edge_weight, x.size(0), x.dtype)
         for _ in range(self.config.hops):
             states = self.propagate(edges, x=states, edge_weight=weight) + loops * states
         return torch.cat([states, *(covariance_product(f, states, batch, num_graphs) for f in factors)], dim=1)
