@@ -126,24 +126,27 @@ def folds(graphs: list[Data], settings: Settings, seed: int) -> list[tuple[np.nd
 
 def run(bench: Benchmark, data_dir: Path | None) -> None:
     """Adds a row for each target and method, with the figures of all seeds."""
-    settings = bench.settings["nodes"]
-    for target, other in settings["targets"]:
-        found = [
-            [
-                *bench.once(f"nodes_{target}_{seed}", partial(node_target, settings, target, other, data_dir, seed)),
-                *bench.once(f"node_baselines_{target}_{seed}", partial(node_baselines, target, data_dir, seed)),
+    for section, part in (("nodes", "transfer"), ("nodes_default", "transfer_default")):
+        settings = bench.settings[section]
+        for target, other in settings["targets"]:
+            found = [
+                [
+                    *bench.once(
+                        f"{section}_{target}_{seed}", partial(node_target, settings, target, other, data_dir, seed)
+                    ),
+                    *bench.once(f"node_baselines_{target}_{seed}", partial(node_baselines, target, data_dir, seed)),
+                ]
+                for seed in settings["seeds"]
             ]
-            for seed in settings["seeds"]
-        ]
-        for rows in zip(*found, strict=True):
-            bench.row(
-                part="transfer",
-                target=target,
-                method=rows[0]["method"],
-                projections=rows[0]["projections"],
-                accuracy=[row["accuracy"] for row in rows],
-                validation=[row["validation"] for row in rows],
-            )
+            for rows in zip(*found, strict=True):
+                bench.row(
+                    part=part,
+                    target=target,
+                    method=rows[0]["method"],
+                    projections=rows[0]["projections"],
+                    accuracy=[row["accuracy"] for row in rows],
+                    validation=[row["validation"] for row in rows],
+                )
     settings = bench.settings["graphs"]
     for target in settings["targets"]:
         found = [

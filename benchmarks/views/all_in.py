@@ -53,12 +53,21 @@ def summary(results: Results) -> str:
 
 def transfer(results: Results) -> str:
     """Every row of the real targets."""
-    targets = targets_of(results)
+    return with_targets(results, "transfer")
+
+
+def default_sizes(results: Results) -> str:
+    """The citation networks with an encoder of the default sizes."""
+    return with_targets(results, "transfer_default")
+
+
+def with_targets(results: Results, part: str) -> str:
+    targets = targets_of(results, part)
     lines = []
     for name in TITLES:
-        counts = sorted({row["projections"] for row in rows_of(results, "transfer") if row["method"] == name})
+        counts = sorted({row["projections"] for row in rows_of(results, part) if row["method"] == name})
         for count in counts:
-            found = [one(results, "transfer", name, target=target, projections=count) for target in targets]
+            found = [one(results, part, name, target=target, projections=count) for target in targets]
             lines.append([TITLES[name], count if has_projections(name) else "", *map(with_range, found)])
     return table(["Accuracy, mean (least to most over seeds)", "T", *targets], lines)
 
@@ -122,8 +131,8 @@ def of_kind(results: Results, kind: str) -> list[Row]:
     return [row for row in rows_of(results, "scale") if row["what"] == kind]
 
 
-def targets_of(results: Results) -> list[str]:
-    return list(dict.fromkeys(row["target"] for row in rows_of(results, "transfer")))
+def targets_of(results: Results, part: str = "transfer") -> list[str]:
+    return list(dict.fromkeys(row["target"] for row in rows_of(results, part)))
 
 
 def one(results: Results, part: str, method: str, **where: Any) -> Row | None:
@@ -186,6 +195,7 @@ def draw_scale(figures: dict[str, list[list[float]]]) -> "Figure":
 TABLES = {
     "": summary,
     "transfer": transfer,
+    "default_sizes": default_sizes,
     "zero_shot": zero_shot,
     "few_shot": few_shot,
     "scale": scale,
