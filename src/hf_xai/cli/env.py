@@ -16,6 +16,7 @@ PACKAGES = (
     "torch",
     "diffusers",
     "transformers",
+    "torch-geometric",
     "accelerate",
     "huggingface-hub",
     "safetensors",

@@ -31,6 +31,9 @@ _ENCODERS: dict[str, tuple[Any, Any]] = {
 }
 
 
+_FEW_ALPHA, _FEW_TEMPERATURE = 1.0, 0.1  # where a class has one row; our choice, the middle of what is chosen else
+
+
 class AllInTransferHead(HubModule, library_name="hf-xai"):
     r"""Predicts on a new data set from a frozen encoder (ALL-IN, arXiv 2605.04834, step 7; closed form: our choice).
 
@@ -127,17 +130,22 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
         mean = states.mean(dim=1)
         spread = (states - mean[:, None]).square().mean(dim=1).sqrt()
         spread = torch.where(spread > 0, spread, 1.0)
-        found = fit_ridge((states - mean[:, None]) / spread[:, None], wanted, self.config.alphas)
+        # Of a class with one row, nothing is left to tell it by when that row is left out.
+        left_out = classes is None or int(wanted.sum(dim=0).min()) > 1
+        alphas = self.config.alphas if left_out else (_FEW_ALPHA,)
+        found = fit_ridge((states - mean[:, None]) / spread[:, None], wanted, alphas)
         temperature = None
         if classes is not None:
-            temperature = fit_temperature(found.left_out, wanted.argmax(dim=1))
+            temperature = fit_temperature(found.left_out, wanted.argmax(dim=1)) if left_out else _FEW_TEMPERATURE
         self._keep(found, mean, spread)
         self.config.alpha, self.config.temperature, self.config.classes = found.alpha, temperature, classes
         self.config.num_outputs = wanted.size(1)
         self.config.num_features = int(first.x.size(1)) if first.x is not None else 0
         self.config.feature_fingerprint = feature_fingerprint(feature_ids)
         self.config.encoder_fingerprint = weights_fingerprint(self.encoder)
-        self.config.data = self._figures(found.left_out, wanted, len(graphs))
+        self.config.data = {"rows": wanted.size(0), "graphs": len(graphs)}
+        if left_out:
+            self.config.data |= self._figures(found.left_out.mean(dim=0), wanted)
         return self
 
     def forward(
@@ -297,14 +305,10 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
         for name, value in (("weight", found.weight), ("bias", found.bias), ("mean", mean), ("scale", spread)):
             setattr(self, name, value.to(device, torch.float32))
 
-    def _figures(self, left_out: Tensor, wanted: Tensor, graphs: int) -> dict[str, Any]:
-        scores = left_out.mean(dim=0)
-        figures: dict[str, Any] = {"rows": wanted.size(0), "graphs": graphs}
+    def _figures(self, scores: Tensor, wanted: Tensor) -> dict[str, float]:
         if self.config.objective == "classification":
-            figures["left_out_accuracy"] = float((scores.argmax(dim=1) == wanted.argmax(dim=1)).double().mean())
-        else:
-            figures["left_out_mean_squared_error"] = float((scores - wanted).square().mean())
-        return figures
+            return {"left_out_accuracy": float((scores.argmax(dim=1) == wanted.argmax(dim=1)).double().mean())}
+        return {"left_out_mean_squared_error": float((scores - wanted).square().mean())}
 
     def _targets(self, labels: Tensor) -> tuple[Tensor, tuple[int, ...] | None]:
         if labels.size(0) < 2:
