@@ -7,7 +7,7 @@ from typer import Exit, Option, Typer, TyperException
 from typer.core import TyperGroup
 
 from hf_xai import __version__
-from hf_xai.cli import demo, edit, env, hyca, influence, uq
+from hf_xai.cli import demo, edit, env, graphs, hyca, influence, uq
 from hf_xai.errors import HfXaiError
 
 
@@ -66,6 +66,7 @@ def _root(
 
 app.command()(demo.demo)
 app.add_typer(edit.app, name="edit")
+app.add_typer(graphs.app, name="graphs")
 app.add_typer(hyca.app, name="hyca")
 app.add_typer(influence.app, name="influence")
 app.add_typer(uq.app, name="uq")
