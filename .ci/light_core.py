@@ -24,7 +24,11 @@ card = render_card(
 if "library_name: hf-xai" not in str(card) or "| `interval` | 5 |" not in str(card):
     sys.exit(f"the card lacks its metadata or its settings:\n{card}")
 
-heavy = [name for name in ("torch", "accelerate", "diffusers", "transformers", "torch_geometric", "sklearn") if find_spec(name)]
+heavy = [
+    name
+    for name in ("torch", "accelerate", "diffusers", "transformers", "torch_geometric", "sklearn")
+    if find_spec(name)
+]
 if heavy:
     sys.exit(f"the light core brought {', '.join(heavy)} along")
 print(f"hf_xai {hf_xai.__version__} imported in {seconds:.3f} s; a card rendered; no torch installed")

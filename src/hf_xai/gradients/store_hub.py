@@ -9,7 +9,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, sn
 
 from hf_xai.gradients.store_config import GradientStoreConfig
 from hf_xai.gradients.store_shards import SHARD_PATTERN, Shard
-from hf_xai.hub.files import hub_errors
+from hf_xai.hub.files import full_repo_id, hub_errors
 from hf_xai.hub.json_values import write_json
 
 CONFIG_NAME = "config.json"
@@ -33,8 +33,7 @@ def push_store(
     """
     api = HfApi(token=token)
     with hub_errors(f"Can't push the gradient store to {repo_id!r}"):
-        if "/" not in repo_id:  # the card tells others what to load, so it needs the full id
-            repo_id = f"{api.whoami()['name']}/{repo_id}"
+        repo_id = full_repo_id(api, repo_id)
         fields = {"repo_id": repo_id, "num_rows": sum(map(len, shards)), "num_shards": len(shards)}
         card = config.generate_model_card(**{**fields, **(card_fields or {})})
         api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)

@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 from hf_xai import __version__
 from hf_xai.errors import ArtifactMismatchError, ConfigError
 from hf_xai.hub.cards import render_card
-from hf_xai.hub.files import fetch_file, hub_errors, write_text
+from hf_xai.hub.files import fetch_file, full_repo_id, hub_errors, write_text
 from hf_xai.hub.json_values import from_json, to_json, write_json
 
 _LONG_LIST = 8  # longer lists are counted in a card's table of settings, not printed
@@ -180,8 +180,7 @@ class HubConfig(ModelHubMixin, library_name="hf-xai"):
             HubError: If the Hub can't be reached.
         """
         with hub_errors(f"Can't push {type(self).__name__} to {repo_id!r}"):
-            if "/" not in repo_id:  # the card tells others what to load, so it needs the full id
-                repo_id = f"{HfApi(token=hub_kwargs.get('token')).whoami()['name']}/{repo_id}"
+            repo_id = full_repo_id(HfApi(token=hub_kwargs.get("token")), repo_id)
             card_fields = {"repo_id": repo_id, **(model_card_kwargs or {})}
             self.generate_model_card(**card_fields)  # what can't be rendered fails before a repository is created
             return super().push_to_hub(repo_id, model_card_kwargs=card_fields, **hub_kwargs)

@@ -80,6 +80,11 @@ def hub_errors(failure: str) -> Iterator[None]:
         raise HubError(f"{failure}: the Hub can't be reached at {huggingface_hub.constants.ENDPOINT}.") from error
 
 
+def full_repo_id(api: huggingface_hub.HfApi, repo_id: str) -> str:
+    """``repo_id`` with its namespace, the user's own where it has none: a card tells others what to load."""
+    return repo_id if "/" in repo_id else f"{api.whoami()['name']}/{repo_id}"
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes ``path`` under a temporary name and renames it, so that a crash never leaves half a file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_xai.errors import ArtifactMismatchError, ConfigError
 from hf_xai.hub import HubConfig
-from hf_xai.hub.files import fetch_file, hub_errors
+from hf_xai.hub.files import fetch_file, full_repo_id, hub_errors
 
 WEIGHTS = "model.safetensors"
 
@@ -117,8 +117,7 @@ class HubModule(torch.nn.Module, PyTorchModelHubMixin):
             HubError: If the Hub can't be reached.
         """
         with hub_errors(f"Can't push {type(self).__name__} to {repo_id!r}"):
-            if "/" not in repo_id:  # the card tells others what to load, so it needs the full id
-                repo_id = f"{HfApi(token=hub_kwargs.get('token')).whoami()['name']}/{repo_id}"
+            repo_id = full_repo_id(HfApi(token=hub_kwargs.get("token")), repo_id)
             fields = {"repo_id": repo_id, **(model_card_kwargs or {})}
             self.generate_model_card(**fields)  # what can't be rendered fails before a repository is created
             return super().push_to_hub(repo_id, model_card_kwargs=fields, **hub_kwargs)

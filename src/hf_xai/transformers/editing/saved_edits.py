@@ -15,7 +15,7 @@ from torch import Tensor
 from hf_xai import __version__
 from hf_xai.errors import ArtifactMismatchError, ConfigError
 from hf_xai.hub import render_card
-from hf_xai.hub.files import fetch_file, hub_errors, write_text
+from hf_xai.hub.files import fetch_file, full_repo_id, hub_errors, write_text
 from hf_xai.hub.json_values import to_json, write_json
 from hf_xai.transformers.editing.base_model import is_local
 from hf_xai.transformers.editing.low_rank import LowRankDelta
@@ -86,8 +86,7 @@ def push_edit(
     """Pushes the files as a model repository; see `EditResult.push_to_hub`."""
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as parent, hub_errors(f"Can't push EditResult to {repo_id!r}"):
-        if "/" not in repo_id:  # the card tells others what to load, so it needs the full id
-            repo_id = f"{api.whoami()['name']}/{repo_id}"
+        repo_id = full_repo_id(api, repo_id)
         folder = Path(parent) / "edit"
         write_edit(content, deltas, past_keys, folder, repo_id=repo_id)
         api.create_repo(repo_id, private=private, exist_ok=True)

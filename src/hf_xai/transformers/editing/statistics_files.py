@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from hf_xai import __version__
 from hf_xai.errors import ArtifactMismatchError, ConfigError, DataError
 from hf_xai.hub import render_card
-from hf_xai.hub.files import hub_errors, write_text
+from hf_xai.hub.files import full_repo_id, hub_errors, write_text
 from hf_xai.hub.json_values import to_json, write_json
 from hf_xai.transformers.editing.second_moment import TOKENS_PER_CHANNEL, SecondMoment, check_moment
 from hf_xai.transformers.editing.statistics_record import record_fingerprint
@@ -163,8 +163,7 @@ def push(
     """Pushes the statistics; matrices that the repository had and that are not of these are taken away."""
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as folder, hub_errors(f"Can't push key statistics to {repo_id!r}"):
-        if "/" not in repo_id:  # the card tells others what to load, so it needs the full id
-            repo_id = f"{api.whoami()['name']}/{repo_id}"
+        repo_id = full_repo_id(api, repo_id)
         write_statistics(statistics, Path(folder), {"repo_id": repo_id, **(card_fields or {})})
         api.create_repo(repo_id, private=private, exist_ok=True)
         return str(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hf_xai import __version__
 from hf_xai.errors import ArtifactMismatchError, ConfigError
 from hf_xai.hub import render_card
-from hf_xai.hub.files import hub_errors, write_text
+from hf_xai.hub.files import full_repo_id, hub_errors, write_text
 from hf_xai.hub.json_values import to_json, write_json
 from hf_xai.transformers.f_ine.config import PAPER_URL, InfluenceConfig
 from hf_xai.transformers.f_ine.observations import Observations
@@ -79,8 +79,7 @@ def push_scores(
     api = HfApi(token=token)
     failure = f"Can't push InfluenceScores to {repo_id!r}"
     with tempfile.TemporaryDirectory() as folder, hub_errors(failure):
-        if "/" not in repo_id:  # the card tells others what to load, so it needs the full id
-            repo_id = f"{api.whoami()['name']}/{repo_id}"
+        repo_id = full_repo_id(api, repo_id)
         write_scores(scores, folder, include_columns=include_columns, dataset=dataset, repo_id=repo_id)
         api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
         return api.upload_folder(

@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from hf_xai.errors import DataError
-from hf_xai.hub.files import hub_errors, write_text
+from hf_xai.hub.files import full_repo_id, hub_errors, write_text
 from hf_xai.transformers.feature_gaps import readout
 from hf_xai.transformers.feature_gaps.card import head_card, write_custom_generate
 from hf_xai.transformers.feature_gaps.config import FeatureGapConfig
@@ -294,8 +294,7 @@ class FeatureGapHead(PreTrainedModel):
         """
         api = HfApi(token=token)
         with hub_errors(f"Can't push {type(self).__name__} to {repo_id!r}"), tempfile.TemporaryDirectory() as folder:
-            if "/" not in repo_id:  # the card tells others what to load, so it needs the full id
-                repo_id = f"{api.whoami()['name']}/{repo_id}"
+            repo_id = full_repo_id(api, repo_id)
             super().save_pretrained(folder)
             write_text(Path(folder, "README.md"), str(head_card(self, repo_id, with_custom_generate)))
             if with_custom_generate:
