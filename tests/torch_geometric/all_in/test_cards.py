@@ -62,6 +62,7 @@ CARDS: dict[str, Callable[[], ModelCard]] = {
     "pushed encoder": lambda: encoder().generate_model_card(repo_id="me/encoder"),
     "pretrained encoder": lambda: encoder(pe_dim=3).generate_model_card(**RUN),
     "encoder in the limit": lambda: encoder(projection=None).generate_model_card(figures=FIGURES),
+    "encoder without covariances": lambda: encoder(covariance=False).generate_model_card(),
     "head": lambda: node_head().generate_model_card(),
     "graph head": lambda: node_head(task="graph").generate_model_card(),
     "head of nodes": lambda: fitted_head("nodes").generate_model_card(),
@@ -155,6 +156,11 @@ def test_a_pretrained_encoders_card_holds_its_sources_figures_and_run() -> None:
     ):
         assert words in text
     assert "Without a record" not in text
+
+
+def test_a_card_promises_no_covariances_where_there_are_none() -> None:
+    assert "and their covariances take part" in card("encoder").text
+    assert "projected to 8 columns, which alone take part" in card("encoder without covariances").text
 
 
 def test_a_pushed_card_names_its_repository() -> None:
