@@ -204,6 +204,24 @@ def test_structural_encodings_and_edge_features_reach_the_encoder() -> None:
     torch.testing.assert_close(head.encode(graph)[0], wanted)
 
 
+def test_training_the_head_leaves_its_encoder_in_evaluation() -> None:
+    graph = communities()
+    head = AllInTransferHead(encoder(dropout=0.5), num_projections=1).fit(graph, FEW)
+    wanted = head.predict_proba(graph)
+    assert torch.equal(head.train().predict_proba(graph), wanted)
+    assert head.training
+    assert not head.encoder.training
+
+
+def test_scores_of_other_features_are_refused() -> None:
+    graph = communities()
+    head = AllInTransferHead(encoder(), num_projections=1).fit(graph, FEW)
+    with pytest.raises(ArtifactMismatchError, match="x has 5"):
+        head(graph.x[:, :5], graph.edge_index)
+    with pytest.raises(ArtifactMismatchError, match="without names"):
+        head(graph.x, graph.edge_index, feature_ids=range(12))
+
+
 @pytest.mark.distributed
 def test_two_processes_fit_the_head_of_one(launch: Launcher) -> None:
     assert "all checks passed" in launch("tests/torch_geometric/all_in/transfer_script.py")

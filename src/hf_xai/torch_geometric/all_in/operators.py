@@ -277,4 +277,4 @@ def _sparse_mixed(r: Tensor, adjacency: Adjacency) -> Tensor:
         edges = edge_index.flip(0)
     indices = torch.cat([edges, torch.stack([nodes, nodes])], dim=1)
     values = torch.cat([weight, loops.view(-1)])
-    return torch.sparse.mm(torch.sparse_coo_tensor(indices, values, (n, n)), r).coalesce()
+    return torch.sparse.mm(torch.sparse_coo_tensor(indices, values, (n, n), check_invariants=False), r).coalesce()

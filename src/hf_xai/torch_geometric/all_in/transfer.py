@@ -140,7 +140,7 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
         self._keep(found, mean, spread)
         self.config.alpha, self.config.temperature, self.config.classes = found.alpha, temperature, classes
         self.config.num_outputs = wanted.size(1)
-        self.config.num_features = int(first.x.size(1)) if first.x is not None else 0
+        self.config.num_features = _width(first)
         self.config.feature_fingerprint = feature_fingerprint(feature_ids)
         self.config.encoder_fingerprint = weights_fingerprint(self.encoder)
         self.config.data = {"rows": wanted.size(0), "graphs": len(graphs)}
@@ -166,7 +166,14 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
             inputs: More of the encoder's: ``pe``, ``edge_attr``, ``feature_ids``.
         """
         self._require_fitted()
+        self._check_features(0 if x is None else x.size(1), inputs.get("feature_ids"))
         return self._scores(self._encoded(x, edge_index, batch, edge_weight, **inputs)).mean(dim=0)
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode of the head; its frozen encoder stays in evaluation."""
+        super().train(mode)
+        self.encoder.eval()
+        return self
 
     def predict(self, data: Data | Graphs, **options: Any) -> Tensor:
         """Labels, ``(rows,)``, or values, ``(rows, outputs)``; arguments as of :meth:`predict_proba`."""
@@ -207,7 +214,7 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
         self._require_fitted()
         graphs, first = self._checked(data)
         feature_ids = _names(first, feature_ids)
-        self._check_features(first, feature_ids)
+        self._check_features(_width(first), feature_ids)
         if states is None:
             states = self._states(graphs, feature_ids, batch_size, accelerator)
         return self._scores(self._checked_states(states, _num_rows(graphs, self.config.task)).to(self.weight))
@@ -344,8 +351,7 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
             raise DataError('task="graph" takes one or more graphs, as a list or a PyG data set.')
         return data, data[0]
 
-    def _check_features(self, first: Data, feature_ids: FeatureIds | None) -> None:
-        width = int(first.x.size(1)) if first.x is not None else 0
+    def _check_features(self, width: int, feature_ids: FeatureIds | None) -> None:
         if width != self.config.num_features:
             raise ArtifactMismatchError(
                 f"The head was fitted on {self.config.num_features} features, x has {width}. The encoder takes any "
@@ -391,6 +397,10 @@ def _inputs(graph: Data) -> Data:
 
 def _names(first: Data, feature_ids: FeatureIds | None) -> FeatureIds | None:
     return feature_ids if feature_ids is not None else first.get("feature_ids")
+
+
+def _width(graph: Data) -> int:
+    return 0 if graph.x is None else int(graph.x.size(1))
 
 
 def _num_rows(graphs: Graphs, task: str) -> int:
