@@ -34,7 +34,7 @@ def test_value_missing_inside_a_mapping_fails_and_is_named() -> None:
 
 
 def test_unknown_template_names_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"no card template 'nothing'; there are config, .*hyca"):
+    with pytest.raises(ConfigError, match=r"no card template 'nothing'; there are .*config, .*hyca"):
         render_card("nothing", {})
 
 

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from hf_xai.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch_geometric.data import Data
 
 ARRAYS = ("x", "edge_index", "y", "edge_weight", "train_mask", "val_mask", "test_mask", "ptr", "edge_ptr")
@@ -61,6 +60,8 @@ def _read_data_set(name: str, root: Path) -> "list[Data]":
 
 
 def _read_arrays(path: Path) -> "list[Data]":
+    import numpy as np
+
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
@@ -75,7 +76,7 @@ def _read_arrays(path: Path) -> "list[Data]":
     return _several(arrays) if "ptr" in arrays else [_graph(arrays)]
 
 
-def _several(arrays: dict[str, np.ndarray]) -> "list[Data]":
+def _several(arrays: "dict[str, np.ndarray]") -> "list[Data]":
     nodes, edges = arrays["ptr"].tolist(), arrays["edge_ptr"].tolist()
     if len(nodes) != len(edges) or len(arrays["y"]) != len(nodes) - 1:
         raise DataError(
@@ -95,7 +96,7 @@ def _several(arrays: dict[str, np.ndarray]) -> "list[Data]":
     return found
 
 
-def _graph(arrays: dict[str, np.ndarray]) -> "Data":
+def _graph(arrays: "dict[str, np.ndarray]") -> "Data":
     import torch
     from torch_geometric.data import Data
 
