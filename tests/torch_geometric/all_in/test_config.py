@@ -20,7 +20,7 @@ FITTED: dict[str, Any] = {
     "num_outputs": 2,
     "num_features": 3,
     "feature_fingerprint": "ab",
-    "data": {"rows": 9, "left_out_accuracy": 0.5},
+    "data": {"rows": 9, "graphs": 9, "left_out_accuracy": 0.5},
 }
 
 

@@ -53,10 +53,11 @@ def test_parts_and_batches_carry_their_rows() -> None:
     nodes, _, _, _ = k_hop_subgraph([2, 5], 1, done.edge_index)
     assert torch.equal(done.subgraph(nodes).allin_r, done.allin_r[nodes])
     other = AddAllInProjection(5, num_propagations=1)(random_graph(4, num_features=9, seed=1))
-    batch = Batch.from_data_list([done, other])
+    both = [Data(edge_index=data.edge_index, allin_r=data.allin_r, num_nodes=data.num_nodes) for data in (done, other)]
+    batch = Batch.from_data_list(both)  # without the features, of widths 6 and 9
     assert torch.equal(batch.allin_r, torch.cat([done.allin_r, other.allin_r]))
     encoder = AllInEncoder(hidden_channels=8, projection_dim=5, num_propagations=1).eval()
-    states = encoder(None, batch.edge_index, batch.batch, allin_r=batch.allin_r)  # features of widths 6 and 9
+    states = encoder(None, batch.edge_index, batch.batch, allin_r=batch.allin_r)
     alone = [encoder(data.x, data.edge_index) for data in (done, other)]
     torch.testing.assert_close(states, torch.cat(alone), rtol=1e-4, atol=1e-5)
 
