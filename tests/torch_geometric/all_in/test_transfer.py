@@ -225,3 +225,30 @@ def test_scores_of_other_features_are_refused() -> None:
 @pytest.mark.distributed
 def test_two_processes_fit_the_head_of_one(launch: Launcher) -> None:
     assert "all checks passed" in launch("tests/torch_geometric/all_in/transfer_script.py")
+
+
+def test_the_settings_of_a_fitted_head_make_a_new_one_that_is_not() -> None:
+    head = AllInTransferHead(encoder(), num_projections=1).fit(communities(), FEW)
+    again = AllInTransferHead(encoder(), head.config)
+    assert head.config.classes == (0, 1, 2)
+    with pytest.raises(NotEnabledError, match="not fitted"):
+        again.predict(communities())
+
+
+def test_graphs_that_differ_in_their_features_are_refused() -> None:
+    graphs, head = wide_and_narrow(4), AllInTransferHead(encoder(), task="graph")
+    with pytest.raises(DataError, match="graph 2 has 3"):
+        head.fit([*graphs[:2], wide_and_narrow(1, num_features=3)[0]])
+    for graph in graphs:
+        graph.feature_ids = list("abcd")
+    graphs[1].feature_ids = list("badc")
+    with pytest.raises(DataError, match="those of graph 1 differ"):
+        head.fit(graphs)
+    with pytest.raises(DataError, match="takes one graph"):
+        AllInTransferHead(encoder()).fit(Batch.from_data_list([communities(), communities()]))
+
+
+def test_a_card_that_can_t_be_rendered_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs a field"):
+        encoder().save_pretrained(tmp_path / "new", model_card_kwargs={"paper_url": None})
+    assert not (tmp_path / "new").exists()

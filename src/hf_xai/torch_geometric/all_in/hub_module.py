@@ -55,6 +55,8 @@ class HubModule(torch.nn.Module, PyTorchModelHubMixin):
         """
         if config is not None and config is not self.config:
             raise ConfigError(f"{type(self).__name__} saves its own config: don't pass config=.")
+        self.config.to_dict()  # what can't be written or rendered fails before a file is touched
+        self.generate_model_card(**(model_card_kwargs or {}))
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f".{WEIGHTS}.{os.getpid()}.tmp"

@@ -1,6 +1,7 @@
 """A head on a frozen encoder: what has to be fitted for a new data set, in closed form."""
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -31,6 +32,18 @@ _ENCODERS: dict[str, tuple[Any, Any]] = {
 }
 
 
+_UNFITTED: dict[str, Any] = dict.fromkeys(
+    (
+        "alpha",
+        "temperature",
+        "classes",
+        "num_outputs",
+        "num_features",
+        "feature_fingerprint",
+        "encoder_fingerprint",
+        "data",
+    )
+)
 _FEW_ALPHA, _FEW_TEMPERATURE = 1.0, 0.1  # where a class has one row; our choice, the middle of what is chosen else
 
 
@@ -69,8 +82,11 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
                 f"encoder must be an AllInEncoder or a TrainingFreeEncoder, got {type(encoder).__name__}."
             )
         self.encoder = copy.deepcopy(encoder).eval().requires_grad_(False)
-        self.config = resolved(TransferConfig, config, settings)
-        self.config.encoder = encoder.config.to_dict()
+        self.config = dataclasses.replace(resolved(TransferConfig, config, settings), **_UNFITTED)
+        self._set_up()
+
+    def _set_up(self) -> None:
+        self.config.encoder = self.encoder.config.to_dict()
         self.seeds = projection_seeds(self.config.seed, self.config.num_projections)
         count, channels, outputs = self.config.num_projections, self._num_channels(), self.config.num_outputs or 0
         if self.config.ensemble == "joint":
@@ -89,7 +105,10 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
         if kind not in _ENCODERS:
             raise ArtifactMismatchError(f"The head's encoder has the type {kind!r}; known are {', '.join(_ENCODERS)}.")
         config_class, encoder_class = _ENCODERS[kind]
-        return cls(encoder_class(config_class.from_dict(config.encoder)), config)
+        head = cls(encoder_class(config_class.from_dict(config.encoder)), config)
+        head.config = dataclasses.replace(config)  # with what it has learned
+        head._set_up()
+        return head
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -178,8 +197,8 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
     def predict(self, data: Data | Graphs, **options: Any) -> Tensor:
         """Labels, ``(rows,)``, or values, ``(rows, outputs)``; arguments as of :meth:`predict_proba`."""
         if self.config.objective == "regression":
-            return self.projection_scores(data, **options).mean(dim=0)
-        return torch.tensor(self.classes)[self.predict_proba(data, **options).argmax(dim=1)]
+            return self.projection_scores(data, **options).mean(dim=0).cpu()
+        return torch.tensor(self.classes)[self.predict_proba(data, **options).argmax(dim=1).cpu()]
 
     def predict_proba(self, data: Data | Graphs, **options: Any) -> Tensor:
         """Probabilities, averaged over the projections, ``(rows, classes)``.
@@ -342,13 +361,20 @@ class AllInTransferHead(HubModule, library_name="hf-xai"):
                 "data.to_homogeneous() makes it so where all types share their features."
             )
         if self.config.task == "node":
-            if not isinstance(data, Data):
+            if not isinstance(data, Data) or isinstance(data, Batch):
                 raise DataError(f'task="node" takes one graph (Data), got {type(data).__name__}.')
             return [data], data
         if isinstance(data, Batch):
             data = data.to_data_list()
         if isinstance(data, Data) or not hasattr(data, "__getitem__") or not len(data):
             raise DataError('task="graph" takes one or more graphs, as a list or a PyG data set.')
+        for number, graph in enumerate(data):
+            if _width(graph) != _width(data[0]):
+                raise DataError(
+                    f"All graphs need as many features, {_width(data[0])}; graph {number} has {_width(graph)}."
+                )
+            if graph.get("feature_ids") != data[0].get("feature_ids"):
+                raise DataError(f"All graphs need the same feature_ids in one order; those of graph {number} differ.")
         return data, data[0]
 
     def _check_features(self, width: int, feature_ids: FeatureIds | None) -> None:
@@ -411,11 +437,11 @@ def _labels(graphs: Graphs, data: Any, task: str) -> Tensor:
     if task == "node":
         if data.y is None or data.y.size(0) != data.num_nodes:
             raise DataError("data.y must hold a label for each node.")
-        return data.y
+        return data.y.cpu()
     missing = [number for number, graph in enumerate(graphs) if graph.y is None]
     if missing:
         raise DataError(f"Every graph needs a label y; missing from graph {missing[0]}.")
-    labels = [torch.as_tensor(graph.y).reshape(1, -1) for graph in graphs]
+    labels = [torch.as_tensor(graph.y).reshape(1, -1).cpu() for graph in graphs]
     if len({label.size(1) for label in labels}) != 1:
         raise DataError("Every graph needs a label y of the same size.")
     found = torch.cat(labels)
