@@ -77,6 +77,17 @@ def test_a_mask_limits_what_is_learned_from(tmp_path: Path) -> None:
     assert code == 0
 
 
+def test_rows_of_the_test_mask_are_never_fitted_on(tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    y = generator.integers(2, size=80)
+    arrays = {"x": generator.normal(size=(80, 30)).astype(np.float32), "y": y, "test_mask": np.arange(80) % 2 == 0}
+    np.savez(tmp_path / "noise.npz", edge_index=generator.integers(80, size=(2, 40)), **arrays)
+    options = ("--output", tmp_path / "head", "--projections", 2, "--json")
+    code, out, _ = run("transfer", "training-free", tmp_path / "noise.npz", *options)
+    assert code == 0
+    assert json.loads(out)["accuracy"]["training-free"] < 0.7
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -150,7 +150,8 @@ def transfer(
 def _accuracy(head: Any, data: Any, folds: int, seed: int) -> float:
     """Accuracy on the test mask, else of a cross-validation; the head is fitted on all that may be fitted on."""
     if head.config.task == "node" and "test_mask" in data:
-        return float(head.fit(data).score(data, data.test_mask))
+        train = data.get("train_mask")
+        return float(head.fit(data, ~data.test_mask if train is None else train).score(data, data.test_mask))
     import torch
     from sklearn.model_selection import StratifiedKFold
 
@@ -177,6 +178,8 @@ def _check_output(output: Path, *, overwrite: bool) -> None:
         raise ConfigError(f"{str(output)!r} is a file; --output needs a folder.")
     if output.is_dir() and os.listdir(output) and not overwrite:
         raise ConfigError(f"The folder {str(output)!r} is not empty; --overwrite writes into it.")
+    if overwrite:
+        (output / "README.md").unlink(missing_ok=True)  # the card is written anew
 
 
 def _seed(seed: int) -> None:
