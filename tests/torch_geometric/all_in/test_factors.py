@@ -73,6 +73,22 @@ def test_balanced_operators_have_the_mean_eigenvalue_one_weighted_by_itself() ->
     assert (eigenvalues.square().sum() / eigenvalues.sum()).item() == pytest.approx(1.0, abs=1e-12)
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_balancing_equal_eigenvalues_multiplies_by_the_root_of_their_number(sparse: bool) -> None:
+    ranks, sizes = (1, 3, 6), (4, 7, 9)
+    batch = torch.arange(3).repeat_interleave(torch.tensor(sizes))
+    rows = torch.zeros(len(batch), 6, dtype=torch.float64)
+    for g, (rank, size) in enumerate(zip(ranks, sizes, strict=True)):
+        rows[batch == g, :rank] = torch.linalg.qr(center(normal(size, rank, seed=g, dtype=torch.float64)))[0]
+    factor = sparse_factor(rows.to_sparse().coalesce(), batch, 3, unit=True) if sparse else unit_trace(rows, batch, 3)
+    x = normal(len(batch), 2, dtype=torch.float64)
+    found = covariance_product(balanced(factor, batch, 3), x, batch, 3)
+    rank = torch.tensor(ranks)[batch, None]
+    torch.testing.assert_close(found, rank * covariance_product(factor, x, batch, 3), atol=1e-12, rtol=1e-12)
+    projector = torch.block_diag(*[rows[batch == g] @ rows[batch == g].t() for g in range(3)])
+    torch.testing.assert_close(found, projector @ x, atol=1e-12, rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     "rows", [torch.ones(1, 5), torch.full((9, 5), 0.1), torch.zeros(9, 5), torch.full((9, 5), 3e8)]
 )

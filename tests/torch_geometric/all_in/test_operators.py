@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.data import Batch
 
 from hf_xai.errors import ConfigError, DataError
 from hf_xai.torch_geometric import CovarianceOperators
@@ -212,6 +213,45 @@ def test_a_dropped_column_of_zeros_changes_nothing_where_columns_are_named() -> 
     x[:, 2] = 0
     whole = operators()(x, EDGES, feature_ids=list("abcde"))[0]
     torch.testing.assert_close(operators()(x[:, [4, 0, 1, 3]], EDGES, feature_ids=list("eabd"))[0], whole)
+
+
+def test_a_new_column_leaves_what_named_ones_give() -> None:
+    found, column = operators(scale=None), 3 * normal(12, 1, seed=8, dtype=torch.float64)
+    wider = found(torch.cat([column, X], dim=1), EDGES, feature_ids=["new", *"abcde"])[0]
+    alone = found(column, EDGES, feature_ids=["new"])[0]
+    torch.testing.assert_close(wider - alone, found(X, EDGES, feature_ids=list("abcde"))[0])
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "limit", "sparse limit"])
+@pytest.mark.parametrize("scale", ["trace", None])
+@pytest.mark.parametrize("sizes", [(12, 1, 9, 12), (40, 1, 2, 1, 2)], ids=["alike", "unlike"])
+def test_a_batch_gives_each_graph_what_it_has_alone(sizes: tuple[int, ...], scale: Any, kind: str) -> None:
+    graphs = [random_graph(n, seed=seed, num_edges=0 if n == 9 else None) for seed, n in enumerate(sizes)]
+    batch = Batch.from_data_list(graphs)
+    found = operators(scale=scale, projection="gaussian" if kind == "gaussian" else None)
+    sparse = kind == "sparse limit"
+    r0, factors = found(batch.x.to_sparse() if sparse else batch.x, batch.edge_index, batch.batch, seed=1)
+    state = normal(batch.num_nodes, 3)
+    products = [covariance_product(factor, state, batch.batch, len(sizes)) for factor in factors]
+    for graph, nodes in zip(graphs, torch.arange(batch.num_nodes).split(sizes), strict=True):
+        own_r0, own = found(graph.x.to_sparse() if sparse else graph.x, graph.edge_index, seed=1)
+        torch.testing.assert_close(r0[nodes], own_r0, atol=1e-5, rtol=1e-5)
+        for product, factor in zip(products, own, strict=True):
+            alone = covariance_product(factor, state[nodes])
+            torch.testing.assert_close(product[nodes], alone, atol=1e-5, rtol=1e-5)
+            assert len(nodes) > 1 or not product[nodes].any()
+
+
+@pytest.mark.parametrize("projection", ["gaussian", None])
+def test_a_graph_without_spread_spoils_no_gradient_of_its_batch(projection: Any) -> None:
+    x = torch.cat([X.float(), torch.ones(12, 5), normal(1, 5)]).requires_grad_()
+    edges, batch = torch.cat([EDGES, EDGES + 12], dim=1), torch.tensor([0] * 12 + [1] * 12 + [2])
+    r0, factors = operators(projection=projection, scale="trace")(x, edges, batch)
+    assert all(not factor[12:].any() for factor in factors)
+    (r0.square().sum() + sum(factor.pow(3).sum() for factor in factors)).backward()
+    assert x.grad is not None
+    assert torch.isfinite(x.grad).all()
+    assert x.grad[:12].abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(

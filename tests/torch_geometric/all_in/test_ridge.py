@@ -53,6 +53,19 @@ def test_the_temperature_gives_the_shares_of_the_labels() -> None:
     assert torch.softmax(scores[0, 0] / temperature, dim=0)[0].item() == pytest.approx(0.75, abs=1e-3)
 
 
+def test_no_temperature_of_a_fine_grid_has_less_loss_of_the_mean_probabilities() -> None:
+    scores, labels = normal(3, 60, 4, dtype=torch.float64), torch.arange(60) % 4
+    scores = scores + 0.7 * torch.nn.functional.one_hot(labels, 4)
+
+    def loss(temperature: float) -> float:
+        shares = torch.softmax(scores / temperature, dim=2).mean(dim=0)
+        return float(-shares[torch.arange(60), labels].log().mean())
+
+    grid = torch.logspace(-2, 1.9, 200).tolist()
+    assert loss(fit_temperature(scores, labels)) <= min(map(loss, grid)) + 1e-9
+    assert fit_temperature(1000 * scores, labels) == pytest.approx(100, rel=1e-3)  # the largest there is
+
+
 def test_the_loss_of_mean_probabilities_is_at_most_the_mean_loss() -> None:
     shares = torch.softmax(normal(8, 200, 4), dim=2)
     labels = torch.arange(200) % 4
