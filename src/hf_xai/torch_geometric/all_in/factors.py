@@ -43,8 +43,12 @@ def center(x: Tensor, batch: Tensor | None = None, num_graphs: int = 1) -> Tenso
     """
     if x.size(0) == 0:
         return x
-    mean = x.mean(dim=0) if batch is None else scatter(x, batch, dim_size=num_graphs, reduce="mean")[batch]
-    centered = x - mean
+    if batch is None:
+        centered = x - x.mean(dim=0)
+    else:
+        centered = x - scatter(x, batch, dim_size=num_graphs, reduce="mean")[batch]
+        # A scattered sum is rounded at each of its terms; the second mean takes away what that left.
+        centered = centered - scatter(centered, batch, dim_size=num_graphs, reduce="mean")[batch]
     rounding = _ROUNDINGS * torch.finfo(x.dtype).eps * _peaks(x, batch, num_graphs)
     kept = (_peaks(centered, batch, num_graphs) > rounding).to(x.dtype)
     return centered * (kept if batch is None else kept[batch])
@@ -145,10 +149,16 @@ def sparse_factor(x: Tensor, batch: Tensor | None, num_graphs: int, *, unit: boo
     mean = sums / sizes[:, None]
     if not unit:
         return SparseFactor(x, mean.to(dtype), x.values().new_full((num_graphs,), d**-0.5))
-    total = scatter(values.square(), graph[rows], dim_size=num_graphs, reduce="sum")
-    trace = total - sizes * mean.square().sum(dim=1)
-    rounding = _ROUNDINGS * torch.finfo(values.dtype).eps * total
-    scale = torch.where(trace > rounding, inverse_root(trace), 0.0)
+    places, size = graph[rows] * d + columns, num_graphs * d
+    rest = values - mean.flatten()[places]
+    absent = sizes[:, None] - degree(places, size, dtype=values.dtype).view_as(mean)  # rows whose entry is 0
+    spread = scatter(rest.square(), places, dim_size=size, reduce="sum").view_as(mean) + absent * mean.square()
+    peak = scatter(values.detach().abs(), places, dim_size=size, reduce="max").view_as(mean)
+    farthest = scatter(rest.detach().abs(), places, dim_size=size, reduce="max").view_as(mean)
+    farthest = torch.where(absent > 0, torch.maximum(farthest, mean.detach().abs()), farthest)
+    kept = farthest > _ROUNDINGS * torch.finfo(dtype).eps * peak
+    trace = torch.where(kept, spread, 0.0).sum(dim=1)
+    scale = inverse_root(trace)
     return SparseFactor(x, mean.to(dtype), scale.to(dtype))
 
 
